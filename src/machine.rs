@@ -15,6 +15,7 @@ use crate::files::{Disk, Root};
 use crate::host::Host;
 use crate::http::slots::ConnectionSlots;
 use crate::interpreter::ContextsSettings;
+use crate::limits::activity::IdleBy;
 use crate::limits::ledger::{Budget, Ledger};
 use crate::limits::memory;
 use crate::ports::Ports;
@@ -345,7 +346,7 @@ impl Machine {
     /// How long the machine has been idle; `None` while it is not. A host is idle without sandboxes.
     fn idle_for(&self) -> Option<Duration> {
         match &self.kind {
-            Dedicated(workspace) => workspace.idle_for(),
+            Dedicated(workspace) => workspace.idle_for(IdleBy::Work),
             Many(host) => host.empty_for(),
         }
     }
@@ -363,7 +364,7 @@ impl Machine {
     /// Whether the machine has been idle for the idle timeout. If so, it accepts no more work.
     pub fn has_idled_out(&self) -> bool {
         self.idle_timeout.is_some_and(|limit| match &self.kind {
-            Dedicated(workspace) => workspace.close_if_idle(limit),
+            Dedicated(workspace) => workspace.close_if_idle(IdleBy::Work, limit),
             Many(host) => host.close_if_empty(limit),
         })
     }
@@ -380,7 +381,7 @@ impl Machine {
     pub fn wait_for_streams(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
         let busy = || match &self.kind {
-            Dedicated(workspace) => workspace.idle_for().is_none(),
+            Dedicated(workspace) => workspace.idle_for(IdleBy::Work).is_none(),
             Many(host) => host.is_busy(),
         };
         while busy() && Instant::now() < deadline {

@@ -78,6 +78,15 @@ impl Context {
         }
     }
 
+    /// Whether a request has the host's token, or needs none.
+    pub(super) fn is_operator(&self, request: &Request<'_>) -> bool {
+        let presented = presented_token(request, false);
+        presented.is_ok_and(|(_, token)| {
+            let checked = self.authenticator.check(token.as_deref(), Access::Machine);
+            checked.is_ok()
+        })
+    }
+
     /// Gives the connection to the holder of the token. If the holder has too many, it ends. A sandbox gets nothing on the
     /// spare thread, which it could keep from the operator.
     ///

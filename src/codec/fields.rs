@@ -26,6 +26,38 @@ pub struct Fields<'a> {
     unknown_inside: Vec<String>,
 }
 
+/// What a request changes of a value that may be absent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Change<T> {
+    #[default]
+    Keep,
+    Remove,
+    Set(T),
+}
+
+impl<T> Change<T> {
+    /// Changes a value.
+    pub fn apply(self, value: &mut Option<T>) {
+        match self {
+            Self::Keep => {}
+            Self::Remove => *value = None,
+            Self::Set(new) => *value = Some(new),
+        }
+    }
+
+    /// The new value where removing one means the default; `None` keeps it.
+    pub fn or_default(self) -> Option<T>
+    where
+        T: Default,
+    {
+        match self {
+            Self::Keep => None,
+            Self::Remove => Some(T::default()),
+            Self::Set(new) => Some(new),
+        }
+    }
+}
+
 /// The members of an object inside the body.
 impl<'a> From<Members<'a>> for Fields<'a> {
     fn from(Members(values): Members<'a>) -> Self {
@@ -111,6 +143,24 @@ impl<'a> Fields<'a> {
         self.known.push(name);
         let value = std::mem::replace(self.values.get_mut(name)?, RawValue::NULL);
         (JsonType::of(value) != JsonType::Null).then_some(value)
+    }
+
+    /// A field that null removes.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn removable<T>(
+        &mut self,
+        name: &'static str,
+        read: impl FnOnce(&mut Self, &'static str) -> Result<Option<T>>,
+    ) -> Result<Change<T>> {
+        let given = self.values.get(name);
+        let is_null = given.is_some_and(|value| JsonType::of(value) == JsonType::Null);
+        Ok(match read(self, name)? {
+            Some(value) => Change::Set(value),
+            None if is_null => Change::Remove,
+            None => Change::Keep,
+        })
     }
 
     /// A field of one type; `None` if it is absent.

@@ -85,6 +85,10 @@ pub struct HostSettings {
     pub keep: bool,
     /// How many homes and records of no sandbox may be put aside.
     pub max_aside: usize,
+    /// How long a sandbox may be paused; `None` for as long as it takes.
+    pub paused_limit: Option<Duration>,
+    /// How long it may be stopped.
+    pub stopped_limit: Option<Duration>,
     /// User ids of the sandboxes, which are their group ids too.
     pub users: RangeInclusive<u32>,
     /// Lowest Landlock ABI of the kernel to start with.
@@ -329,6 +333,12 @@ impl Variables {
             })?,
             keep: self.flag(&table::KEEP)?,
             max_aside: self.number(&table::ASIDE_MAX)?,
+            paused_limit: self
+                .number_if_set(&table::PAUSED_SECS)?
+                .map(Duration::from_secs),
+            stopped_limit: self
+                .number_if_set(&table::STOPPED_SECS)?
+                .map(Duration::from_secs),
             users: self.read(&table::UID_RANGE, users)?,
             min_landlock_abi: self.number(&table::MIN_LANDLOCK_ABI)?,
             allow_unconfined: self.flag(&table::ALLOW_UNCONFINED)?,

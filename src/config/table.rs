@@ -77,6 +77,10 @@ variables! {
         "Sandboxes outlive the server: the next one at SBX_HOMES_DIR has them again, stopped (host mode).";
     ASIDE_MAX = "16", Number(0..=u64::MAX),
         "Homes and records that belong to no sandbox and are put aside; with more the server does not start (host mode).";
+    PAUSED_SECS = "never", Number(1..=SECONDS),
+        "Seconds after which a paused sandbox is stopped (host mode).";
+    STOPPED_SECS = "never", Number(1..=SECONDS),
+        "Seconds after which a stopped sandbox is deleted (host mode).";
     UID_RANGE = "20000-59999", Text("FIRST-LAST, uids from 1 to 65535"),
         "User and group ids of the sandboxes (host mode).";
     MIN_LANDLOCK_ABI = "6", Number(0..=255),

@@ -387,6 +387,8 @@ mod tests {
             let users = uid..=uid + count - 1;
             let homes = std::env::temp_dir().join(format!("sbx-host-{uid}-{}", std::process::id()));
             let settings = HostSettings {
+                paused_limit: None,
+                stopped_limit: None,
                 capacity: users.clone().count(),
                 homes: homes.clone(),
                 keep: false,

@@ -1,10 +1,12 @@
-//! The maintenance of sandboxes: a thread that looks after them as long as the server runs.
+//! The maintenance of sandboxes: a thread that looks after them as long as the server runs. What their rules want is said
+//! in `ruling.rs`.
 
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{Host, Sandbox, watchdog};
+use crate::spec::sandbox::Fate;
 use crate::threads::panics::contain;
 use crate::{fault, sys};
 
@@ -56,14 +58,17 @@ impl Host {
                     sandbox.limits.finish_kill();
                     sandbox.workspace.processes.kill_stopped_starts();
                 });
-                let mut table = self.table();
-                let is_idle = || {
-                    let limit = sandbox.idle_limit();
-                    limit.is_some_and(|limit| sandbox.workspace.close_if_idle(limit))
+                let Some(ruling) = sandbox.due(self.bounds) else {
+                    continue;
                 };
-                // Unless a request deletes it, stops it or starts it.
+                if ruling.fate != Fate::Delete {
+                    self.rule_in_background(sandbox, ruling);
+                    continue;
+                }
+                let mut table = self.table();
+                // Unless a request changes it, or has changed what is due.
                 if table.is_settled(sandbox)
-                    && (sandbox.has_expired() || is_idle())
+                    && sandbox.close_if_due(self.bounds)
                     && let Some(sandbox) = table.take(&sandbox.id)
                 {
                     evicted.push(sandbox);

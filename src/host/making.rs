@@ -3,15 +3,15 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use nix::errno::Errno;
 
+use super::life::Life;
 use super::pausing::Pausing;
 use super::records::RecordFile;
 use super::sandbox::{IsEnding, Lasting};
 use super::table::{Reservation, SandboxTable};
-use super::{Expiry, Host, Sandbox, Shortage};
+use super::{Host, Sandbox, Shortage};
 use crate::clock::now_ms;
 use crate::confine::{Grants, Home, SandboxSettings};
 use crate::egress::Exits;
@@ -50,14 +50,12 @@ impl Host {
         }
         self.limiter.check(spec.whole)?;
         let grants = self.grants(spec)?;
-        let lifetime = spec.lifetime;
         let spec = Arc::new(SandboxSpec {
             isolation: Some(isolation),
             network: Some(network.clone()),
             max_processes: Some(spec.max_processes.unwrap_or(self.default_max_processes)),
             read_only_paths: grants.paths.read_only.clone(),
             read_write_paths: grants.paths.read_write.clone(),
-            lifetime: None,
             ..spec.clone()
         });
         let (reservations, shortage) = self.table().reserve(count)?;
@@ -72,7 +70,7 @@ impl Host {
         let made: Result<Vec<_>> = reserved
             .reservations
             .iter()
-            .map(|reservation| self.make(reservation, &spec, lifetime, &grants))
+            .map(|reservation| self.make(reservation, &spec, &grants))
             .collect();
         let made = made.and_then(|made| {
             // All of them exist, or none.
@@ -105,7 +103,7 @@ impl Host {
     /// # Errors
     /// As [`Host::create`]; `OverLimit` if the host is full.
     pub fn create_once(&self, spec: &SandboxSpec) -> Result<Arc<Sandbox>> {
-        let Some(key) = &spec.labels.key else {
+        let Some(key) = &spec.key else {
             return self.create_one(spec);
         };
         let is_making = |table: &mut SandboxTable| table.keys.contains(key);
@@ -113,7 +111,7 @@ impl Host {
         let known = table.sandboxes.values();
         let known = known
             .into_iter()
-            .find(|sandbox| sandbox.spec.labels.key.as_ref() == Some(key));
+            .find(|sandbox| sandbox.spec.key.as_ref() == Some(key));
         if let Some(known) = known {
             return Ok(Arc::clone(known));
         }
@@ -153,7 +151,6 @@ impl Host {
         &self,
         reservation: &Reserve,
         spec: &Arc<SandboxSpec>,
-        lifetime: Option<Duration>,
         grants: &Grants,
     ) -> Result<Arc<Sandbox>> {
         let Reservation { id, number, user } = &reservation.own;
@@ -171,7 +168,8 @@ impl Host {
             home: self.homes.path.join(id),
             created_at_ms: now_ms(),
             spec: Arc::clone(spec),
-            expiry: Mutex::new(lifetime.and_then(Expiry::after)),
+            life: Mutex::new(Life::begin(spec.settings.clone())),
+            is_ruled: AtomicBool::new(false),
             token: OnceLock::new(),
             ports,
             ledger: self.budget.ledger(),

@@ -14,11 +14,13 @@ mod ending;
 mod homes;
 mod ids;
 mod leftovers;
+mod life;
 mod maintaining;
 mod making;
 mod pausing;
 mod phases;
 mod records;
+mod ruling;
 mod sandbox;
 mod signals;
 mod table;
@@ -29,7 +31,7 @@ mod watchdog;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
 use crate::codec::sort::sort_by;
@@ -39,6 +41,7 @@ use crate::egress::Egress;
 use crate::error::{Error, Kind, Result};
 use crate::files::Disk;
 use crate::interpreter::ContextsSettings;
+use crate::limits::activity::IdleBy;
 use crate::limits::ledger::{Budget, Ledger};
 use crate::logging;
 use crate::process::registry::Shared;
@@ -50,9 +53,12 @@ use claims::Claims;
 pub use ending::AllEnded;
 use homes::Homes;
 use ids::Ids;
+pub use life::{By, RulesChange, SettingsChange, Waker};
+pub use pausing::SandboxState;
 use records::Records;
 use records::adoption::{Adoption, adopt};
-pub use sandbox::{Expiry, Sandbox};
+use ruling::Bounds;
+pub use sandbox::Sandbox;
 use signals::Signaller;
 use table::SandboxTable;
 pub use table::Shortage;
@@ -93,6 +99,10 @@ pub struct Host {
     limiter: Limiter,
     /// The users of all sandboxes.
     users: RangeInclusive<u32>,
+    /// How long sandboxes may rest.
+    bounds: Bounds,
+    /// How many rules are being carried out.
+    ruling: AtomicUsize,
     /// Whether the watchdog runs.
     is_watching: AtomicBool,
     /// Paths that no sandbox is given.
@@ -213,6 +223,11 @@ impl Host {
             tcp_ports: TcpPorts::new(settings.tcp_ports.clone()),
             limiter: Limiter::new(),
             users: settings.users.clone(),
+            bounds: Bounds {
+                paused: settings.paused_limit,
+                stopped: settings.stopped_limit,
+            },
+            ruling: AtomicUsize::new(0),
             is_watching: AtomicBool::new(false),
             private: [&settings.homes]
                 .into_iter()
@@ -315,18 +330,23 @@ impl Host {
         all.into_iter().find(|sandbox| is_it(sandbox))
     }
 
-    /// Ends a sandbox after this time from now, whatever runs in it.
+    /// Changes what can change of a sandbox. A lifetime is counted from now on. What cannot be written down is not changed.
     ///
     /// # Errors
     /// `NotFound`; `NoSpace` if it cannot be written down.
-    pub fn set_lifetime(&self, id: &str, lifetime: Duration) -> Result<()> {
+    pub fn change(&self, id: &str, change: SettingsChange) -> Result<Arc<Sandbox>> {
         // Under the table's lock: one whose time is over is taken out of it under the same.
         let table = self.table();
         let sandbox = table.sandboxes.get(id).ok_or_else(|| unknown(id))?;
         let sandbox = Arc::clone(sandbox);
-        sandbox.set_lifetime(lifetime);
+        if change == SettingsChange::default() {
+            return Ok(sandbox);
+        }
+        let before = sandbox.change(change);
         drop(table);
         self.write_down(&sandbox)
+            .inspect_err(|_| sandbox.take_back(before))?;
+        Ok(sandbox)
     }
 
     /// Ends a sandbox no earlier than after this time from now. One that has no end keeps none.
@@ -358,7 +378,7 @@ impl Host {
 
     /// Whether a request or a command is active in any sandbox.
     pub fn is_busy(&self) -> bool {
-        let is_busy = |sandbox: &Arc<Sandbox>| sandbox.workspace.idle_for().is_none();
+        let is_busy = |sandbox: &Arc<Sandbox>| sandbox.workspace.idle_for(IdleBy::Work).is_none();
         self.table().sandboxes.values().any(is_busy)
     }
 

@@ -4,18 +4,20 @@
 //! command starts, and the time of the workspace stands still: deadlines of commands and contexts, and idle time. Files
 //! can be used, processes be killed, and the sandbox be deleted.
 //!
-//! A pause that fails leaves everything running.
+//! A pause that fails leaves everything running. While processes are being stopped the sandbox is not deleted, so that no signal meets
+//! the next sandbox of its user: a deletion calls the pause off and comes after it.
 
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::life::By;
+use super::phases::Change;
 use super::{Host, Sandbox, stopped, unknown};
 use crate::clock::now_ms;
 use crate::error::{Error, Kind, Result};
 use crate::process::Standstill;
-use crate::threads::lock::{Condvar, Mutex, lock};
-use crate::workspace::Lease;
+use crate::threads::lock::{Mutex, lock};
 use crate::{fault, logging};
 
 /// How long stopping may take.
@@ -36,6 +38,8 @@ pub enum SandboxState {
 }
 
 impl SandboxState {
+    pub const ALL: [Self; 3] = [Self::Running, Self::Paused, Self::Stopped];
+
     /// The word for programs.
     pub fn name(self) -> &'static str {
         match self {
@@ -46,30 +50,17 @@ impl SandboxState {
     }
 }
 
-/// The answer to a request for a change.
-enum Begun {
-    /// The caller changes the state; this stands still.
-    Changing(Option<Still>),
-    /// It is as wanted.
-    Unchanged,
-    /// The run is over: the sandbox has another phase, or is about to.
-    Over,
-}
-
-/// The state of a sandbox while it runs, which one request at a time changes.
-pub(super) struct Pausing {
-    current: Mutex<Current>,
-    /// Notified when a change has ended, successful or not.
-    changed: Condvar,
-}
+/// What the processes of a sandbox do in one phase of its life. Only whoever has the sandbox for a change changes this.
+pub(super) struct Pausing(Mutex<Current>);
 
 struct Current {
     /// What stands still; `None` while the sandbox runs.
     still: Option<Still>,
     /// Milliseconds since 1970.
     since_ms: u64,
-    is_changing: bool,
-    is_over: bool,
+    /// The same by the clock that nobody sets, and how long it was so already then.
+    since: Instant,
+    before: Duration,
 }
 
 /// What keeps processes from running.
@@ -80,60 +71,43 @@ enum Still {
     Stopped(Standstill),
 }
 
-impl Current {
-    fn state(&self) -> SandboxState {
-        match self.still {
-            None => SandboxState::Running,
-            Some(_) => SandboxState::Paused,
-        }
-    }
-}
-
 impl Pausing {
-    /// A sandbox that was just made.
-    pub(super) fn new(created_at_ms: u64) -> Self {
-        Self {
-            current: Mutex::new(Current {
-                still: None,
-                since_ms: created_at_ms,
-                is_changing: false,
-                is_over: false,
-            }),
-            changed: Condvar::new(),
-        }
+    /// A phase that began at this time, in milliseconds since 1970.
+    pub(super) fn new(since_ms: u64) -> Self {
+        Self(Mutex::new(Current {
+            still: None,
+            since_ms,
+            since: Instant::now(),
+            before: Duration::from_millis(now_ms().saturating_sub(since_ms)),
+        }))
     }
 
-    /// Waits for the end of a change, and begins the next one.
-    fn begin(&self, wanted: SandboxState) -> Begun {
-        let is_changing = |current: &mut Current| current.is_changing;
-        let mut current = self.changed.wait_while(lock(&self.current), is_changing);
-        if current.is_over {
-            return Begun::Over;
-        }
-        if current.state() == wanted {
-            return Begun::Unchanged;
-        }
-        current.is_changing = true;
-        Begun::Changing(current.still.take())
-    }
-
-    /// Waits for the end of a change, and lets no other begin. Returns whether the sandbox is paused.
-    pub(super) fn end_run(&self) -> bool {
-        let is_changing = |current: &mut Current| current.is_changing;
-        let mut current = self.changed.wait_while(lock(&self.current), is_changing);
-        current.is_over = true;
-        current.still.is_some()
+    fn set(&self, still: Option<Still>) {
+        *lock(&self.0) = Current {
+            still,
+            since_ms: now_ms(),
+            since: Instant::now(),
+            before: Duration::ZERO,
+        };
     }
 }
 
 impl Sandbox {
     /// What its processes do, and since when in milliseconds since 1970.
     pub fn state(&self) -> (SandboxState, u64) {
-        if self.phase.stopped.is_some() {
-            return (SandboxState::Stopped, self.phase.since_ms);
-        }
-        let current = lock(&self.pausing.current);
-        (current.state(), current.since_ms)
+        let current = lock(&self.pausing.0);
+        let state = match &current.still {
+            _ if self.phase.stopped.is_some() => SandboxState::Stopped,
+            Some(_) => SandboxState::Paused,
+            None => SandboxState::Running,
+        };
+        (state, current.since_ms)
+    }
+
+    /// How long its processes have done that, whatever happened to the clock on the wall meanwhile.
+    pub(super) fn rested(&self) -> Duration {
+        let current = lock(&self.pausing.0);
+        current.before + current.since.elapsed()
     }
 
     /// Lets go on what a frozen cgroup holds, so that it handles signals.
@@ -143,90 +117,80 @@ impl Sandbox {
 }
 
 impl Host {
-    /// Stops all processes of a sandbox. One that is paused is left as it is.
+    /// Stops all processes of a sandbox. One that is paused is left as it is, and so is one of which a rule wants that no
+    /// longer. Returns whether it was paused by this.
     ///
     /// # Errors
     /// `NotFound`, even if it is deleted meanwhile. `Busy` if not all can be stopped in time; all go on then. `Stopped` if it
     /// has no processes.
-    pub fn pause(&self, id: &str) -> Result<Arc<Sandbox>> {
-        let (sandbox, _lease) = self.running(id)?;
-        match sandbox.pausing.begin(SandboxState::Paused) {
-            Begun::Changing(_) => {}
-            Begun::Unchanged => return Ok(sandbox),
-            Begun::Over => return Err(stopped(id)),
-        }
-        let begun = Instant::now();
-        let mut change = Change {
-            host: self,
-            sandbox: &sandbox,
-            still: None,
-            before: SandboxState::Running,
-            result: SandboxState::Running,
+    pub fn pause(&self, id: &str, by: By) -> Result<(Arc<Sandbox>, bool)> {
+        let is_due = |sandbox: &Sandbox| match sandbox.state().0 {
+            SandboxState::Stopped if !matches!(by, By::Rule(_)) => Err(stopped(id)),
+            SandboxState::Running => Ok(self.is_wanted(sandbox, by)),
+            SandboxState::Paused | SandboxState::Stopped => {
+                Ok(sandbox.may_rest_more(by) && self.is_wanted(sandbox, by))
+            }
         };
-        change.stop(begun + STOP_LIMIT)?;
-        change.result = SandboxState::Paused;
-        drop(change);
-        logging::info(format_args!(
-            "sandbox {id} paused, in {} us",
-            begun.elapsed().as_micros()
-        ));
-        Ok(sandbox)
+        let change = match self.begin_change(id, &is_due)? {
+            Ok(change) => change,
+            Err(unchanged) => return Ok((unchanged, false)),
+        };
+        let sandbox = &change.sandbox;
+        let pauses = sandbox.state().0 == SandboxState::Running;
+        if pauses {
+            let begun = Instant::now();
+            let mut standstill = Beginning {
+                host: self,
+                sandbox,
+                still: None,
+                is_done: false,
+            };
+            standstill.stop(begun + STOP_LIMIT)?;
+            standstill.is_done = true;
+            sandbox.pausing.set(standstill.still.take());
+            logging::info(format_args!(
+                "sandbox {id} paused, in {} us",
+                begun.elapsed().as_micros()
+            ));
+        }
+        self.note_rest(sandbox, by);
+        Ok((Arc::clone(sandbox), pauses))
     }
 
-    /// Lets all processes of a sandbox go on. One that runs is left as it is.
-    ///
-    /// # Errors
-    /// `NotFound`, even if it is deleted meanwhile; `Stopped` if it has none.
-    pub(super) fn let_go_on(&self, id: &str) -> Result<Arc<Sandbox>> {
-        let (sandbox, _lease) = self.running(id)?;
-        let still = match sandbox.pausing.begin(SandboxState::Running) {
-            Begun::Changing(still) => still,
-            Begun::Unchanged => return Ok(sandbox),
-            Begun::Over => return Err(stopped(id)),
-        };
+    /// Lets all processes of a paused sandbox go on.
+    pub(super) fn let_go_on(&self, change: &Change<'_>) -> Arc<Sandbox> {
+        let sandbox = &change.sandbox;
         let begun = Instant::now();
-        drop(Change {
+        let still = lock(&sandbox.pausing.0).still.take();
+        drop(Beginning {
             host: self,
-            sandbox: &sandbox,
+            sandbox,
             still,
-            before: SandboxState::Paused,
-            result: SandboxState::Running,
+            is_done: false,
         });
-        if sandbox.workspace.is_closed() {
-            return Err(unknown(id));
-        }
+        sandbox.pausing.set(None);
+        sandbox.end_rest();
+        self.write_down_if_possible(sandbox);
         logging::info(format_args!(
-            "sandbox {id} resumed, in {} us",
+            "sandbox {} resumed, in {} us",
+            sandbox.id,
             begun.elapsed().as_micros()
         ));
-        Ok(sandbox)
+        Arc::clone(sandbox)
     }
 }
 
-impl Host {
-    /// A sandbox that runs, or is paused.
-    fn running(&self, id: &str) -> Result<(Arc<Sandbox>, Lease)> {
-        let sandbox = self.settled(id)?;
-        if sandbox.phase.stopped.is_some() {
-            return Err(stopped(id));
-        }
-        let lease = sandbox.workspace.lease().map_err(|_| unknown(id))?;
-        Ok((sandbox, lease))
-    }
-}
-
-/// A change of the state that has begun. When this is dropped, by a failure or a panic too, the sandbox is paused or
-/// runs, and others can change it.
-struct Change<'a> {
+/// Processes that are being stopped, or were. When this is dropped, by a failure or a panic too, they go on.
+struct Beginning<'a> {
     host: &'a Host,
     sandbox: &'a Arc<Sandbox>,
     /// What was stopped so far.
     still: Option<Still>,
-    before: SandboxState,
-    result: SandboxState,
+    /// Whether all stands still, and stays so.
+    is_done: bool,
 }
 
-impl Change<'_> {
+impl Beginning<'_> {
     fn stop(&mut self, deadline: Instant) -> Result<()> {
         let workspace = &self.sandbox.workspace;
         let left = deadline.saturating_duration_since(Instant::now());
@@ -254,17 +218,14 @@ impl Change<'_> {
     /// Has what moves stopped. Returns whether all processes stand still.
     fn stands_still(&mut self, deadline: Instant) -> Result<bool> {
         let (host, sandbox) = (self.host, self.sandbox);
+        if host.is_called_off(&sandbox.id) {
+            return Err(unknown(&sandbox.id));
+        }
         match &mut self.still {
             Some(Still::Stopped(standstill)) => {
-                // Its user may soon be another sandbox's.
-                let is_ending = lock(&sandbox.is_ending);
-                if is_ending.0 || sandbox.workspace.is_closed() {
-                    return Err(unknown(&sandbox.id));
-                }
                 let stop_all = || host.signaller.signal(sandbox.user, libc::SIGSTOP);
                 Ok(standstill.stop(|uid| is_other(host, sandbox, uid), stop_all, deadline))
             }
-            Some(Still::Frozen) if sandbox.workspace.is_closed() => Err(unknown(&sandbox.id)),
             Some(Still::Frozen) | None => Ok(sandbox.limits.is_frozen()),
         }
     }
@@ -274,38 +235,23 @@ impl Change<'_> {
         let text = format!("cannot pause sandbox {id}: {why}; all of it runs on; try again");
         Error::new(Kind::Busy, text)
     }
+}
 
-    fn go_on(&mut self) {
+impl Drop for Beginning<'_> {
+    fn drop(&mut self) {
+        if self.is_done {
+            return;
+        }
         let (host, sandbox) = (self.host, self.sandbox);
         match self.still.take() {
             Some(Still::Frozen) => sandbox.limits.thaw(),
             Some(Still::Stopped(mut standstill)) => {
-                let is_ending = lock(&sandbox.is_ending);
-                if !is_ending.0 {
-                    standstill.go_on(|uid| is_other(host, sandbox, uid));
-                }
+                standstill.go_on(|uid| is_other(host, sandbox, uid));
             }
             None => {}
         }
         sandbox.workspace.clock().go_on();
         sandbox.workspace.processes.allow_starts();
-    }
-}
-
-impl Drop for Change<'_> {
-    fn drop(&mut self) {
-        if self.result == SandboxState::Running {
-            self.go_on();
-        }
-        let pausing = &self.sandbox.pausing;
-        let mut current = lock(&pausing.current);
-        current.still = self.still.take();
-        if self.result != self.before {
-            current.since_ms = now_ms();
-        }
-        current.is_changing = false;
-        drop(current);
-        pausing.changed.notify_all();
     }
 }
 

@@ -1,22 +1,25 @@
 //! Stops and starts sandboxes: the way from one phase of a sandbox's life to the next.
 //!
-//! A change takes the id for itself; requests for that sandbox wait for its end. The new phase is made first and then takes
+//! A change takes the id for itself, a pause and its end too; requests for that sandbox wait for its end. The new phase is made first and then takes
 //! the place of the one before, so that a start which fails leaves the sandbox as it was.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use super::life::{By, Left, Life, Waker};
 use super::pausing::SandboxState;
 use super::records::{LastRun, Record, RecordFile};
 use super::sandbox::Lasting;
-use super::{Expiry, Host, Sandbox, changing, stopped, unknown};
+use super::table::SandboxTable;
+use super::{Host, Sandbox, changing, unknown};
 use crate::clock::now_ms;
 use crate::confine::Grants;
 use crate::error::{Error, Kind, Result};
 use crate::process::Reason;
 use crate::spec::sandbox::{Phase, StopCause};
 use crate::sys::{self, User};
-use crate::threads::lock::{Mutex, lock};
+use crate::threads::lock::{Mutex, MutexGuard, lock};
 use crate::workspace::{Lease, Needs};
 use crate::{fault, logging};
 
@@ -27,9 +30,9 @@ const CHANGE_LIMIT: Duration = Duration::from_secs(30);
 const STOPPING_LIMIT: Duration = Duration::from_secs(20);
 
 /// Takes the id of a sandbox for a change, until it is dropped.
-struct Change<'a> {
+pub(super) struct Change<'a> {
     host: &'a Host,
-    sandbox: Arc<Sandbox>,
+    pub(super) sandbox: Arc<Sandbox>,
     /// The change is work: no sandbox is evicted for idleness meanwhile, and idle time begins anew after it.
     _lease: Lease,
 }
@@ -42,44 +45,43 @@ impl Drop for Change<'_> {
 }
 
 impl Host {
-    /// A lease on a sandbox's workspace. One that was stopped by accident starts if that needs processes.
+    /// A lease on a sandbox's workspace. One that rests runs again for work that needs processes, if that may have it run.
     ///
     /// # Errors
-    /// `NotFound`, even while it is being deleted; `Stopped` if it was stopped on purpose; those of [`Host::start`].
+    /// `NotFound`, even while it is being deleted; `Paused` and `Stopped` if it rests; those of [`Host::resume`].
     pub fn lease(&self, id: &str, needs: Needs) -> Result<Lease> {
         loop {
-            let sandbox = self.settled(id)?;
-            let cause = sandbox.phase.stopped.filter(|_| needs != Needs::Files);
-            if needs != Needs::Files && sandbox.state().0 == SandboxState::Paused {
-                let text = format!("sandbox {id} is paused; resume it");
-                return Err(Error::new(Kind::Paused, text));
+            let (table, sandbox) = self.settled(id)?;
+            if needs == Needs::Files || sandbox.state().0 == SandboxState::Running {
+                // Under the lock: whoever changes the sandbox next sees it in use.
+                return sandbox.workspace.lease().map_err(|_| unknown(id));
             }
-            match cause {
-                Some(cause) if needs == Needs::Processes && cause.is_accident() => {
-                    drop(self.start(id)?);
-                }
-                Some(_) => return Err(stopped(id)),
-                None => match sandbox.workspace.lease() {
-                    Ok(lease) => return Ok(lease),
-                    // Unless it is in another phase meanwhile.
-                    Err(_) if !self.has_changed(&sandbox) => return Err(unknown(id)),
-                    Err(_) => {}
-                },
-            }
+            drop(table);
+            let starts = needs == Needs::Processes;
+            self.resume(id, Waker::Request { starts })?;
         }
     }
 
-    /// Stops a sandbox: ends all of its processes, and keeps its files. One that does not run stays as it is.
+    /// Stops a sandbox: ends all of its processes, and keeps its files. One that does not run stays as it is, and so does one
+    /// of which a rule wants that no longer. Returns whether it was stopped by this.
     ///
     /// # Errors
     /// `NotFound`; `System` if a process does not end: the sandbox takes no commands, and can be stopped again.
-    pub fn stop(&self, id: &str, cause: StopCause) -> Result<Arc<Sandbox>> {
-        let change = match self.begin_change(id, |phase| phase.stopped.is_none())? {
+    pub fn stop(&self, id: &str, by: By) -> Result<(Arc<Sandbox>, bool)> {
+        let is_due = |sandbox: &Sandbox| {
+            let runs = sandbox.phase.stopped.is_none();
+            Ok((runs || sandbox.may_rest_more(by)) && self.is_wanted(sandbox, by))
+        };
+        let change = match self.begin_change(id, &is_due)? {
             Ok(change) => change,
-            Err(unchanged) => return Ok(unchanged),
+            Err(unchanged) => return Ok((unchanged, false)),
         };
         let sandbox = &change.sandbox;
-        let was_paused = sandbox.pausing.end_run();
+        if sandbox.phase.stopped.is_some() {
+            self.note_rest(sandbox, by);
+            return Ok((Arc::clone(sandbox), false));
+        }
+        let was_paused = sandbox.state().0 == SandboxState::Paused;
         sandbox.workspace.close_processes();
         if !self.end_processes(sandbox) {
             let text = format!("cannot stop sandbox {id}: a process was killed but has not ended");
@@ -93,49 +95,59 @@ impl Host {
         if was_paused {
             sandbox.workspace.clock().go_on();
         }
+        let cause = by.cause();
         let stopped = self.next_phase(sandbox, sandbox.phase.end(cause, now_ms()))?;
+        stopped.begin_rest(by);
         *lock(&stopped.current) = stopped.phase;
-        self.write_down(&stopped).unwrap_or_else(|error| {
-            // It is stopped in any case: a start of the server finds a sandbox that ran, and nothing of it.
-            logging::info(format_args!("sandbox {id}: {error}"));
-        });
+        // Else a start of the server finds a sandbox that ran, and nothing of it.
+        self.write_down_if_possible(&stopped);
         self.enter_phase(&stopped);
         logging::info(format_args!("sandbox {id} stopped: {}", cause.name()));
-        Ok(stopped)
+        Ok((stopped, true))
     }
 
-    /// Has a sandbox run that is paused or stopped. One that runs stays as it is.
+    /// Has a sandbox run that is paused or stopped. One that runs stays as it is. Returns whether it runs by this.
     ///
     /// # Errors
-    /// `NotFound`, even if it is deleted meanwhile; those of [`Host::start`].
-    pub fn resume(&self, id: &str) -> Result<Arc<Sandbox>> {
-        if self.settled(id)?.phase.stopped.is_some() {
-            return self.start(id);
-        }
-        self.let_go_on(id)
-    }
-
-    /// Starts a sandbox that is stopped: what it runs from here on has all of its settings. One that runs stays as it is.
-    ///
-    /// # Errors
-    /// `NotFound`; `ShuttingDown`; `NoSpace` if its record cannot be written; those of making a sandbox.
-    pub fn start(&self, id: &str) -> Result<Arc<Sandbox>> {
-        let change = match self.begin_change(id, |phase| phase.stopped.is_some())? {
-            Ok(change) => change,
-            Err(unchanged) => return Ok(unchanged),
+    /// `NotFound`, even if it is deleted meanwhile; `Forbidden`, `Paused` and `Stopped` if this one may not;
+    /// `ShuttingDown`; `NoSpace` if its record cannot be written; those of making a sandbox.
+    pub fn resume(&self, id: &str, waker: Waker) -> Result<(Arc<Sandbox>, bool)> {
+        let is_due = |sandbox: &Sandbox| {
+            let rests = sandbox.state().0 != SandboxState::Running;
+            if rests {
+                sandbox.check_waker(waker)?;
+            }
+            Ok(rests)
         };
+        let change = match self.begin_change(id, &is_due)? {
+            Ok(change) => change,
+            Err(unchanged) => return Ok((unchanged, false)),
+        };
+        let resumed = if change.sandbox.phase.stopped.is_some() {
+            self.start(&change)
+        } else {
+            Ok(self.let_go_on(&change))
+        };
+        Ok((resumed?, true))
+    }
+
+    /// Starts a sandbox that is stopped: what it runs from here on has all of its settings.
+    fn start(&self, change: &Change<'_>) -> Result<Arc<Sandbox>> {
+        let sandbox = &change.sandbox;
+        let id = &sandbox.id;
         if self.table().closed {
             let text = format!("cannot start sandbox {id}: the server is ending");
             return Err(Error::new(Kind::ShuttingDown, text));
         }
         fault::point("start of a sandbox");
-        let sandbox = &change.sandbox;
         self.clear_user(sandbox)?;
         let started = self.next_phase(sandbox, Phase::begin(sandbox.phase.runs + 1, now_ms()))?;
         *lock(&started.current) = started.phase;
+        let before = started.end_rest();
         self.write_down(&started).inspect_err(|_| {
             // The files are those of the sandbox that stays as it was.
             *lock(&sandbox.current) = sandbox.phase;
+            sandbox.take_back(before);
             sandbox.workspace.set_temporary(None);
         })?;
         self.enter_phase(&started);
@@ -143,10 +155,25 @@ impl Host {
         Ok(started)
     }
 
+    /// Notes that a sandbox rests, while it is being changed.
+    pub(super) fn note_rest(&self, sandbox: &Sandbox, by: By) {
+        if sandbox.begin_rest(by) {
+            self.write_down_if_possible(sandbox);
+        }
+    }
+
+    /// Writes down what holds in any case.
+    pub(super) fn write_down_if_possible(&self, sandbox: &Sandbox) {
+        if let Err(error) = self.write_down(sandbox) {
+            logging::info(format_args!("sandbox {}: {error}", sandbox.id));
+        }
+    }
+
     /// Ends what has appeared in a stopped sandbox: a command that the server before was starting when it was killed becomes
     /// a process of its user only now.
     pub(super) fn end_late_leftovers(&self, id: &str) {
-        if let Ok(Ok(change)) = self.begin_change(id, |phase| phase.stopped.is_some()) {
+        let is_due = |sandbox: &Sandbox| Ok(sandbox.phase.stopped.is_some());
+        if let Ok(Ok(change)) = self.begin_change(id, &is_due) {
             let _ = self.clear_user(&change.sandbox);
         }
     }
@@ -167,8 +194,8 @@ impl Host {
             let had_stopped = record.phase.stopped.is_some();
             let sandbox = self.adopt_one(record, file, cause)?;
             // What cannot be written is found the same way by the next server.
-            if !had_stopped && let Err(error) = self.write_down(&sandbox) {
-                logging::info(format_args!("sandbox {}: {error}", sandbox.id));
+            if !had_stopped {
+                self.write_down_if_possible(&sandbox);
             }
             adopted.push(sandbox);
         }
@@ -207,7 +234,13 @@ impl Host {
             number: record.number,
             user,
             created_at_ms: record.created_at_ms,
-            expiry: Mutex::new(record.expires_at_ms.and_then(Expiry::at_ms)),
+            life: Mutex::new(Life {
+                settings: record.settings,
+                left: Left::found(record.expires_at_ms, record.left_ms),
+                stands: record.stands,
+                is_held: record.is_held,
+            }),
+            is_ruled: AtomicBool::new(false),
             token: std::sync::OnceLock::new(),
             ports: if has_network {
                 self.tcp_ports.of_own_network(spec.tcp_ports)
@@ -223,47 +256,51 @@ impl Host {
         self.assemble(lasting, phase, home, None, &grants)
     }
 
-    /// Waits until no other request changes a sandbox.
-    pub(super) fn settled(&self, id: &str) -> Result<Arc<Sandbox>> {
+    /// Waits until no other request changes a sandbox. None does as long as the table is locked.
+    fn settled(&self, id: &str) -> Result<(MutexGuard<'_, SandboxTable>, Arc<Sandbox>)> {
+        let is_changing = |table: &mut SandboxTable| table.changing.contains(id);
         let (table, is_settled) =
             self.changed
-                .wait_while_for(self.table(), CHANGE_LIMIT, |table| {
-                    table.changing.contains(id)
-                });
+                .wait_while_for(self.table(), CHANGE_LIMIT, is_changing);
         if !is_settled {
             return Err(changing(id));
         }
         let found = table.sandboxes.get(id).cloned();
-        found.ok_or_else(|| unknown(id))
+        Ok((table, found.ok_or_else(|| unknown(id))?))
     }
 
-    /// Takes a sandbox for a change of its phase; or returns it if there is nothing to change.
-    fn begin_change(
+    /// Takes a sandbox for a change; or returns it if `is_due` says, while nobody else changes it, that there is nothing to
+    /// change.
+    ///
+    /// # Errors
+    /// `NotFound`; those of `is_due`.
+    pub(super) fn begin_change(
         &self,
         id: &str,
-        is_due: impl Fn(Phase) -> bool,
+        is_due: &dyn Fn(&Sandbox) -> Result<bool>,
     ) -> Result<std::result::Result<Change<'_>, Arc<Sandbox>>> {
-        loop {
-            let sandbox = self.settled(id)?;
-            if !is_due(sandbox.phase) {
-                return Ok(Err(sandbox));
-            }
-            let mut table = self.table();
-            // A tenant that changes it again and again does not put off its end.
-            if table.doomed.contains(id) || sandbox.has_expired() {
-                return Err(unknown(id));
-            }
-            if table.is_settled(&sandbox) {
-                let lease = sandbox.workspace.lease().map_err(|_| unknown(id))?;
-                table.changing.insert(id.to_owned());
-                drop(table);
-                return Ok(Ok(Change {
-                    host: self,
-                    sandbox,
-                    _lease: lease,
-                }));
-            }
+        let (mut table, sandbox) = self.settled(id)?;
+        // A tenant that changes it again and again does not put off its end.
+        if table.doomed.contains(id) || sandbox.is_over() {
+            return Err(unknown(id));
         }
+        if !is_due(&sandbox)? {
+            return Ok(Err(sandbox));
+        }
+        let lease = sandbox.workspace.lease().map_err(|_| unknown(id))?;
+        table.changing.insert(id.to_owned());
+        drop(table);
+        Ok(Ok(Change {
+            host: self,
+            sandbox,
+            _lease: lease,
+        }))
+    }
+
+    /// Whether somebody waits for the end of a change, to delete the sandbox or to end the server.
+    pub(super) fn is_called_off(&self, id: &str) -> bool {
+        let table = self.table();
+        table.closed || table.doomed.contains(id)
     }
 
     /// Ends what runs as the user of a stopped sandbox: an earlier server may have left it, where this one has not seen it.
@@ -310,14 +347,6 @@ impl Host {
         if table.sandboxes.contains_key(&sandbox.id) {
             table.insert(std::slice::from_ref(sandbox));
         }
-    }
-
-    /// Whether a sandbox is in another phase than this one.
-    fn has_changed(&self, sandbox: &Arc<Sandbox>) -> bool {
-        let table = self.table();
-        let known = table.sandboxes.get(&sandbox.id);
-        known.is_some_and(|known| !Arc::ptr_eq(known, sandbox))
-            || table.changing.contains(&sandbox.id)
     }
 
     /// Writes down what a sandbox is.

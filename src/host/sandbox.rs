@@ -8,14 +8,14 @@ use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
 
+use super::life::{Left, Life, Waker};
 use super::pausing::Pausing;
 use super::records::{Record, RecordFile};
+use super::stopped;
 use super::tcp_ports::PortLease;
-use crate::clock::now_ms;
 use crate::confine::{GrantedPaths, IN_MEMORY, Limits, MemoryDisk, Namespaces, Policy};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::limits::ledger::Ledger;
 use crate::logging;
 use crate::process::Reason;
@@ -25,32 +25,6 @@ use crate::spec::sandbox::{Phase, SandboxSpec, StopCause};
 use crate::sys::User;
 use crate::threads::lock::{Mutex, lock};
 use crate::workspace::Workspace;
-
-/// The end of a sandbox's life.
-#[derive(Debug, Clone, Copy)]
-pub struct Expiry {
-    at: Instant,
-    /// Milliseconds since 1970.
-    pub at_ms: u64,
-}
-
-impl Expiry {
-    /// After this time. `None` for one that no clock can show.
-    pub fn after(lifetime: Duration) -> Option<Self> {
-        let at_ms = now_ms() + u64::try_from(lifetime.as_millis()).ok()?;
-        Some(Self {
-            at: Instant::now().checked_add(lifetime)?,
-            at_ms,
-        })
-    }
-
-    /// At this time of the clock on the wall, in milliseconds since 1970.
-    pub(super) fn at_ms(at_ms: u64) -> Option<Self> {
-        let left = Duration::from_millis(at_ms.saturating_sub(now_ms()));
-        let at = Instant::now().checked_add(left)?;
-        Some(Self { at, at_ms })
-    }
-}
 
 /// Whether a sandbox is being deleted.
 pub(super) struct IsEnding(pub(super) bool);
@@ -69,8 +43,10 @@ pub struct Lasting {
     pub created_at_ms: u64,
     /// What was chosen at its creation, with the defaults of that time.
     pub spec: Arc<SandboxSpec>,
-    /// When it is deleted, whatever runs in it; `None` means never.
-    pub(super) expiry: Mutex<Option<Expiry>>,
+    /// What of it has changed since; guards the value alone.
+    pub(super) life: Mutex<Life>,
+    /// Whether a rule is being carried out.
+    pub(super) is_ruled: AtomicBool,
     /// The phase that is written down, or about to be.
     pub(super) current: Mutex<Phase>,
     /// Its token, once somebody has asked whose a token is.
@@ -95,8 +71,7 @@ pub struct Sandbox {
     pub(super) namespaces: Option<Arc<Namespaces>>,
     /// Whether the log says that its namespaces are lost.
     pub(super) is_loss_known: AtomicBool,
-    /// Whether it is being deleted: its user may soon be another sandbox's. Held while the watchdog or a pause
-    /// signals the user.
+    /// Whether it is being deleted: its user may soon be another sandbox's. Held while the watchdog signals the user.
     pub(super) is_ending: Mutex<IsEnding>,
     pub(super) pausing: Pausing,
     pub(super) workspace: Arc<Workspace>,
@@ -121,19 +96,26 @@ impl Lasting {
         self.token.get_or_init(|| derive(&self.id))
     }
 
-    /// When it is deleted, whatever runs in it; `None` means never.
-    pub fn expiry(&self) -> Option<Expiry> {
-        *lock(&self.expiry)
-    }
-
     /// What is written down of it.
     pub(super) fn record(&self, phase: Phase) -> Record {
+        let life = lock(&self.life);
+        let (expires_at_ms, left_ms) = match life.left {
+            Left::Unlimited => (None, None),
+            Left::Until(expiry) => (Some(expiry.at_ms), None),
+            Left::Standing(left) => (None, u64::try_from(left.as_millis()).ok()),
+        };
+        let (settings, is_held, stands) = (life.settings.clone(), life.is_held, life.stands);
+        drop(life);
         Record {
             id: self.id.clone(),
             number: self.number,
             uid: self.user.uid,
             created_at_ms: self.created_at_ms,
-            expires_at_ms: self.expiry().map(|expiry| expiry.at_ms),
+            expires_at_ms,
+            left_ms,
+            stands,
+            is_held,
+            settings,
             phase,
             tcp_ports: self.ports.machine_ports(),
             spec: Arc::clone(&self.spec),
@@ -154,37 +136,40 @@ impl Lasting {
     pub fn network(&self) -> &NetworkPolicy {
         self.spec.network.as_ref().unwrap_or(&NetworkPolicy::Open)
     }
-
-    /// Ends it after this time from now.
-    pub(super) fn set_lifetime(&self, lifetime: Duration) {
-        *lock(&self.expiry) = Expiry::after(lifetime);
-    }
-
-    /// Ends it no earlier than after this time from now. One that has no end keeps none. Returns whether that is a change.
-    pub(super) fn extend_lifetime(&self, least: Duration) -> bool {
-        if let Some(expiry) = &mut *lock(&self.expiry)
-            && let Some(later) = Expiry::after(least)
-            && later.at > expiry.at
-        {
-            *expiry = later;
-            return true;
-        }
-        false
-    }
-
-    /// Whether its time is over.
-    pub(super) fn has_expired(&self) -> bool {
-        self.expiry()
-            .is_some_and(|expiry| expiry.at <= Instant::now())
-    }
 }
 
 impl Sandbox {
-    /// How long it may be idle; `None` for any time. Stopped on purpose it waits for as long as it takes.
-    pub(super) fn idle_limit(&self) -> Option<Duration> {
-        let is_waiting = |cause: StopCause| !cause.is_accident();
-        let limit = self.spec.idle_timeout;
-        limit.filter(|_| !self.phase.stopped.is_some_and(is_waiting))
+    /// Whether this one may have it run, which rests.
+    ///
+    /// # Errors
+    /// `Forbidden`, `Paused`, `Stopped`.
+    pub(super) fn check_waker(&self, waker: Waker) -> Result<()> {
+        let (id, is_held) = (&self.id, self.is_held());
+        let cause = self.phase.stopped;
+        let may = match waker {
+            Waker::Tenant if is_held => {
+                let text = format!("sandbox {id} is held: only the host's token resumes it");
+                return Err(Error::new(Kind::Forbidden, text));
+            }
+            Waker::Tenant | Waker::Host => true,
+            Waker::Request { starts } => {
+                let is_accident = cause.is_some_and(StopCause::is_accident);
+                !is_held && (self.rules().auto_resume || (starts && is_accident))
+            }
+        };
+        match cause {
+            _ if may => Ok(()),
+            Some(_) => Err(stopped(id)),
+            None => {
+                let text = format!("sandbox {id} is paused; resume it");
+                Err(Error::new(Kind::Paused, text))
+            }
+        }
+    }
+
+    /// What runs in it, and its files.
+    pub fn workspace(&self) -> &Workspace {
+        &self.workspace
     }
 
     /// The TCP ports that its commands can listen on.

@@ -866,6 +866,7 @@ mod tests {
     use std::io::{Read, Write};
 
     use super::*;
+    use crate::limits::activity::IdleBy;
     use crate::limits::ledger::Budget;
     use crate::spec::command::{ChosenId, CommandLine};
     use crate::sys::Ending;
@@ -982,7 +983,7 @@ mod tests {
         assert_eq!((registry.count_running(), registry.next_number()), (0, 1));
         assert!(registry.find(&process.pid.to_string()).is_none());
         assert!(registry.find(&process.id).is_none());
-        assert!(registry.activity.idle_for().is_some());
+        assert!(registry.activity.idle_for(IdleBy::Work).is_some());
 
         // As the workspace's end does. The end itself would also look for what other tests have started.
         assert_eq!(kill_trees(&registry.running(), Reason::Killed), 1);
@@ -995,7 +996,7 @@ mod tests {
         while !lock(&registry.table).interpreters.is_empty() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(registry.activity.idle_for().is_some());
+        assert!(registry.activity.idle_for(IdleBy::Work).is_some());
         assert_eq!(
             own.read(&mut [0; 1]).unwrap(),
             0,

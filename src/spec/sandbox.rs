@@ -8,14 +8,13 @@ use super::command::EnvironmentChange;
 use super::isolation::Isolation;
 use super::network::NetworkPolicy;
 use crate::codec::table::Table;
+use crate::limits::activity::IdleBy;
 
 /// The settings that a client chooses for new sandboxes.
 #[derive(Debug, Clone, Default)]
 pub struct SandboxSpec {
     /// Variables that are added to the environment of every command.
     pub environment: Arc<[EnvironmentChange]>,
-    /// Idle time after which the sandbox is evicted; `None` means never.
-    pub idle_timeout: Option<Duration>,
     /// Most processes and threads at once.
     pub max_processes: Option<u64>,
     /// Most bytes of data of each process (`RLIMIT_DATA`); `None` means no limit.
@@ -32,23 +31,82 @@ pub struct SandboxSpec {
     pub read_write_paths: Vec<String>,
     /// How many TCP ports its commands can listen on.
     pub tcp_ports: usize,
-    /// When it is deleted, whatever runs in it; `None` means never.
-    pub lifetime: Option<Duration>,
-    /// What its client has written on it.
-    pub labels: Labels,
+    /// What of it can change later, as it is at first.
+    pub settings: Settings,
+    /// What it was made from.
+    pub template: String,
+    /// Names the request that makes it: the same request again gets the same sandbox.
+    pub key: Option<String>,
     /// Where commands see the home if they have mounts of their own; `None` for where it is.
     pub shown_home: Option<PathBuf>,
 }
 
-/// What a client has written on a sandbox, to find it by.
+/// What can change of a sandbox while it lives.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Labels {
-    /// What it was made from.
-    pub template: String,
-    /// Values by name.
-    pub metadata: Table<String, String>,
-    /// Names the request that made it: the same request again gets the same sandbox.
-    pub key: Option<String>,
+pub struct Settings {
+    /// What people call it. Others may have the same name.
+    pub name: Option<String>,
+    /// What its client has written on it, to find it by: values by name.
+    pub labels: Arc<Table<String, String>>,
+    /// How long it lives from when this was set; `None` means for ever.
+    pub lifetime: Option<Duration>,
+    pub rules: LifeRules,
+}
+
+/// What becomes of a sandbox that is left alone, or whose time is over.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LifeRules {
+    /// How long it may be idle; `None` means for ever.
+    pub idle_timeout: Option<Duration>,
+    /// What it is idle without; `None` for what suits `on_idle`.
+    pub idle_by: Option<IdleBy>,
+    /// What then becomes of it.
+    pub on_idle: Fate,
+    /// What becomes of it when its time is over.
+    pub on_expiry: Fate,
+    /// Whether a request that needs processes has it run again.
+    pub auto_resume: bool,
+}
+
+impl LifeRules {
+    /// What the sandbox is idle without. What is deleted must have nothing left to do; what is kept can go on later.
+    pub fn idle_by(self) -> IdleBy {
+        self.idle_by.unwrap_or(match self.on_idle {
+            Fate::Delete => IdleBy::Work,
+            Fate::Pause | Fate::Stop => IdleBy::Requests,
+        })
+    }
+}
+
+/// What becomes of a sandbox by a rule.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Fate {
+    /// Nothing is left of it.
+    #[default]
+    Delete,
+    /// Its processes stand still, in memory.
+    Pause,
+    /// Its files are kept.
+    Stop,
+}
+
+impl Fate {
+    /// All by their names.
+    pub const NAMES: [(&str, Self); 3] = [
+        ("delete", Self::Delete),
+        ("pause", Self::Pause),
+        ("stop", Self::Stop),
+    ];
+
+    pub fn name(self) -> &'static str {
+        name_in(&Self::NAMES, self)
+    }
+}
+
+fn name_in<T: PartialEq + Copy>(names: &[(&'static str, T)], wanted: T) -> &'static str {
+    let mut names = names.iter();
+    let found = names.find(|(_, one)| *one == wanted);
+    found.map_or("", |(name, _)| name)
 }
 
 /// The limits that a client asks for.
@@ -86,9 +144,7 @@ impl StopCause {
     ];
 
     pub fn name(self) -> &'static str {
-        let mut all = Self::NAMES.into_iter();
-        all.find(|(_, cause)| *cause == self)
-            .map_or("", |(name, _)| name)
+        name_in(&Self::NAMES, self)
     }
 
     /// Whether nobody wanted it: a sandbox that is needed again then simply starts.

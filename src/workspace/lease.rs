@@ -15,7 +15,7 @@ use crate::files::{Files, Root, Turn};
 #[cfg(feature = "interpreter")]
 use crate::interpreter::Contexts;
 use crate::interpreter::ContextsSettings;
-use crate::limits::activity::Activity;
+use crate::limits::activity::{Activity, IdleBy};
 use crate::limits::ledger::Ledger;
 use crate::limits::work_clock::WorkClock;
 use crate::ports::Ports;
@@ -170,7 +170,7 @@ impl Workspace {
     /// # Errors
     /// `ShuttingDown` if the workspace is ending.
     pub fn lease(self: &Arc<Self>) -> Result<Lease> {
-        if !self.activity.begin_unless_closed() {
+        if !self.activity.begin_request() {
             return Err(Error::new(Kind::ShuttingDown, "the sandbox is ending"));
         }
         Ok(Lease(Arc::clone(self)))
@@ -219,9 +219,9 @@ impl Workspace {
         self.activity.clock()
     }
 
-    /// How long there has been no lease and no running process; `None` while there is one.
-    pub fn idle_for(&self) -> Option<Duration> {
-        self.activity.idle_for()
+    /// How long there has been no lease and, if these count, no running process; `None` while there is one.
+    pub fn idle_for(&self, by: IdleBy) -> Option<Duration> {
+        self.activity.idle_for(by)
     }
 
     /// Whether it is ending: its sandbox is being deleted, or the server ends.
@@ -316,8 +316,8 @@ impl Workspace {
     }
 
     /// Ends the workspace if it has been idle for `limit`. True if it has ended.
-    pub fn close_if_idle(&self, limit: Duration) -> bool {
-        self.activity.close_if_idle(limit)
+    pub fn close_if_idle(&self, by: IdleBy, limit: Duration) -> bool {
+        self.activity.close_if_idle(by, limit)
     }
 }
 
@@ -347,7 +347,7 @@ impl Deref for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.0.activity.end();
+        self.0.activity.end_request();
     }
 }
 
@@ -382,15 +382,15 @@ mod tests {
     #[test]
     fn a_lease_ends_when_it_is_dropped_and_no_earlier() {
         let workspace = Workspace::for_test(Path::new("/"));
-        assert!(workspace.idle_for().is_some());
+        assert!(workspace.idle_for(IdleBy::Work).is_some());
         let lease = workspace.lease().unwrap();
         let other = lease.share().unwrap();
         drop(lease);
-        assert!(workspace.idle_for().is_none());
-        assert!(!workspace.close_if_idle(Duration::ZERO));
+        assert!(workspace.idle_for(IdleBy::Work).is_none());
+        assert!(!workspace.close_if_idle(IdleBy::Work, Duration::ZERO));
         drop(other);
-        assert!(workspace.idle_for().is_some());
-        assert!(workspace.close_if_idle(Duration::ZERO));
+        assert!(workspace.idle_for(IdleBy::Work).is_some());
+        assert!(workspace.close_if_idle(IdleBy::Work, Duration::ZERO));
     }
 
     #[test]
@@ -403,6 +403,6 @@ mod tests {
         assert_eq!(kinds, [Kind::ShuttingDown; 2]);
         assert_eq!(lease.check_open().unwrap_err().kind(), Kind::NotFound);
         drop(lease);
-        assert!(workspace.idle_for().is_some());
+        assert!(workspace.idle_for(IdleBy::Work).is_some());
     }
 }

@@ -480,6 +480,24 @@ check(HOST, "life is described and listed", async (at) => {
   assert.ok(metrics.cpuCount >= 1 && metrics.memTotal >= metrics.memUsed && metrics.diskTotal > 0, JSON.stringify(metrics));
 });
 
+check(HOST, "life pauses and goes on", async (at) => {
+  const sbx = await at.create({});
+  const pause = (options) => (sbx.pause ?? sbx.betaPause).call(sbx, options);
+  await sbx.files.write("file", "kept");
+  assert.deepEqual([await pause(), await pause()], [true, false]);
+  assert.deepEqual([await sbx.isRunning(), (await sbx.getInfo()).state], [false, "paused"]);
+  await raises(e2b.TimeoutError, () => sbx.commands.run("true"));
+  const again = await at.Sandbox.connect(sbx.sandboxId, { timeoutMs: 60_000 });
+  assert.equal(await again.files.read("file"), "kept");
+  assert.equal((await sbx.getInfo()).state, "running");
+  await pause();
+  assert.deepEqual([await sbx.kill(), await at.Sandbox.kill(sbx.sandboxId)], [true, false]);
+  if (!sources.e2b.includes("onTimeout")) return;
+  const short = await at.create({ timeoutMs: 2000, lifecycle: { onTimeout: "pause", autoResume: true } });
+  await eventually("its timeout pauses it", async () => (await short.getInfo()).state === "paused", 12_000);
+  assert.equal((await short.commands.run("echo again")).stdout, "again\n");
+});
+
 check(["machine"], "life of a machine", async (at) => {
   assert.equal((await at.Sandbox.connect(at.sbx.sandboxId)).sandboxId, at.sbx.sandboxId);
   assert.deepEqual((await at.Sandbox.list().nextItems()).map((entry) => entry.sandboxId), [at.sbx.sandboxId]);
@@ -528,7 +546,6 @@ check(WITH_TOKEN, "access needs the right key", async (at) => {
 
 check(WITH_TOKEN, "refused is what there is not", async (at) => {
   const calls = {
-    pause: () => (at.sbx.pause ?? at.sbx.betaPause).call(at.sbx),
     createSnapshot: () => at.sbx.createSnapshot(),
     fork: () => at.sbx.fork(),
     updateNetwork: () => at.sbx.updateNetwork({ denyOut: ["10.0.0.0/8"] }),
@@ -536,11 +553,9 @@ check(WITH_TOKEN, "refused is what there is not", async (at) => {
     volume: () => e2b.Volume.create("name"),
     secret: () => e2b.Secret.create("name", "value"),
     network: () => at.create({ network: { maskRequestHost: "x.example", denyOut: ["0.0.0.0/0"] } }),
-    lifecycle: () => at.create({ lifecycle: { onTimeout: "pause" } }),
   };
   const lacking = ["createSnapshot", "fork", "updateNetwork"].filter((name) => !at.sbx[name]);
   lacking.push(...["Volume", "Secret"].filter((name) => !e2b[name]).map((name) => name.toLowerCase()));
-  lacking.push(...["lifecycle"].filter((name) => !sources.e2b.includes("onTimeout")));
   for (const [name, call] of Object.entries(calls)) {
     if (lacking.includes(name)) continue;
     const started = Date.now();

@@ -199,6 +199,49 @@ def check_life_is_measured(at: Place):
 
 
 @check(HOST)
+def check_life_pauses_and_goes_on(at: Place):
+    takes(e2b.Sandbox.pause, "keep_memory")
+    sbx = at.new(metadata={"tag": secrets.token_hex(4)})
+    metadata = sbx.get_info().metadata
+    sbx.files.write("file", "kept")
+    sbx.commands.run(SLEEP, background=True)
+    pid = int(eventually("it runs", lambda: sbx.files.exists("pid") and sbx.files.read("pid")))
+    assert sbx.pause() is True and sbx.pause() is False and alive(pid)
+    assert sbx.is_running() is False
+    info = sbx.get_info()
+    assert info.state.value == "paused" and info.end_at <= now() + timedelta(seconds=5), info
+    assert ids(listed(at, metadata=metadata)) == [sbx.sandbox_id]
+    assert ids(listed(at, metadata=metadata, state=[e2b.SandboxState.PAUSED])) == [sbx.sandbox_id]
+    assert ids(listed(at, metadata=metadata, state=[e2b.SandboxState.RUNNING])) == []
+    raises(TimeoutException, sbx.commands.run, "true")
+    raises(TimeoutException, sbx.files.read, "file")
+    again = sbx.connect(timeout=60)
+    assert again.sandbox_id == sbx.sandbox_id and sbx.is_running() is True and alive(pid)
+    assert sbx.files.read("file") == "kept" and 50 < seconds_left(sbx) < 65
+    assert sbx.pause(keep_memory=False) is True
+    gone(pid)
+    at.Sandbox.connect(sbx.sandbox_id)
+    assert sbx.files.read("file") == "kept" and sbx.get_info().state.value == "running"
+    sbx.pause()
+    assert sbx.kill() is True and sbx.kill() is False
+    raises(NotFoundException, at.Sandbox.connect, sbx.sandbox_id)
+
+
+@check(HOST)
+def check_life_pauses_when_its_timeout_passes(at: Place):
+    takes(e2b.Sandbox.create, "lifecycle")
+    sbx = at.new(timeout=2, lifecycle={"on_timeout": "pause"})
+    sbx.files.write("file", "kept")
+    assert sbx.get_info().lifecycle["on_timeout"] in ("pause", {"action": "pause"}), sbx.get_info().lifecycle
+    eventually("it is paused", lambda: sbx.get_info().state.value == "paused", 12)
+    sbx.connect(timeout=60)
+    assert sbx.files.read("file") == "kept"
+    sbx = at.new(timeout=2, lifecycle={"on_timeout": "pause", "auto_resume": True})
+    eventually("it is paused", lambda: sbx.get_info().state.value == "paused", 12)
+    assert sbx.commands.run("echo again").stdout == "again\n"
+
+
+@check(HOST)
 def check_life_after_the_end_raises(at: Place):
     sbx = at.sbx
     sbx.kill()
@@ -377,12 +420,9 @@ def check_access_by_host_names(at: Place):
 NETWORK = {"allow_out": ["example.com"], "deny_out": ["0.0.0.0/0"]}
 TOKENS = {"tokens": {"aws": {"audience": "sts.amazonaws.com", "token_type": "JWT-SVID"}}}
 REFUSED = {
-    "pause": lambda at: at.sbx.pause(),
-    "beta_pause": lambda at: at.sbx.beta_pause(),
     "create_snapshot": lambda at: at.sbx.create_snapshot(),
     "fork": lambda at: at.sbx.fork(),
     "update_network": lambda at: at.sbx.update_network({"deny_out": ["10.0.0.0/8"]}),
-    "create(lifecycle)": lambda at: at.new(lifecycle={"on_timeout": "pause"}),
     "create(mcp)": lambda at: at.new(mcp={"duckduckgo": {}}, template="base"),
     "create(iam)": lambda at: at.new(iam=TOKENS),
     "create(volume_mounts)": lambda at: at.new(volume_mounts={"/data": "volume"}),

@@ -14,6 +14,7 @@ use crate::api::credentials::{TokenHeader, forms_of_key};
 use crate::auth::{Access, Holder};
 use crate::codec::base64;
 use crate::error::Kind;
+use crate::host::SandboxState;
 use crate::http::Request;
 use crate::machine::{MACHINE_ID, Scope};
 use crate::workspace::{Lease, Needs};
@@ -58,6 +59,17 @@ pub(super) fn enter(
         Kind::NotFound | Kind::ShuttingDown | Kind::Stopped | Kind::Paused => E2bError::gone(),
         _ => error.into(),
     })
+}
+
+/// Whether a sandbox runs.
+pub(super) fn runs(context: &Context, place: &AskedSandbox) -> bool {
+    match (place, context.machine.host()) {
+        (AskedSandbox::Sandbox(id), Ok(host)) => {
+            let state = host.find(id).map(|sandbox| sandbox.state().0);
+            state.is_ok_and(|state| state == SandboxState::Running)
+        }
+        _ => true,
+    }
 }
 
 /// Checks the API key. The token of the sandbox `own` opens the request, too.

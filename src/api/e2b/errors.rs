@@ -232,6 +232,8 @@ impl E2bError {
 impl From<Error> for E2bError {
     fn from(error: Error) -> Self {
         let code = match error.kind() {
+            // To these clients a sandbox that rests is none.
+            Kind::Stopped | Kind::Paused => return Self::gone(),
             Kind::Invalid
             | Kind::BadArchive
             | Kind::ProgramNotFound
@@ -254,9 +256,7 @@ impl From<Error> for E2bError {
             | Kind::StdinClosed
             | Kind::StdinBusy
             | Kind::NotPty
-            | Kind::Stopped
             | Kind::NotRunning
-            | Kind::Paused
             | Kind::ReadOnly
             | Kind::IdInUse
             | Kind::ContextDead

@@ -146,6 +146,7 @@ fn try_answer(
     match route.operation {
         Operation::Api(answer) | Operation::OwnApi(answer) => answer(&mut call, listed),
         Operation::Unavailable(sentence) => Err(E2bError::unimplemented(sentence)),
+        Operation::Health if !access::runs(context, &place) => Err(E2bError::gone()),
         Operation::Health => Ok(Response::new(204, Body::Empty)),
         Operation::Sandbox(answer) | Operation::Files(answer) => inside(&mut call, &place, answer),
         Operation::Unary(answer) => inside(&mut call, &place, |call, lease| {

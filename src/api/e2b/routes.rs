@@ -63,8 +63,6 @@ const PUT: &[&str] = &["PUT"];
 const DELETE: &[&str] = &["DELETE"];
 const ANY: &[&str] = &[];
 
-const NO_PAUSE: &str =
-    "a sandbox here cannot be paused: it runs until it is killed or its timeout passes";
 const NO_SNAPSHOTS: &str = "there are no snapshots here, and so no forks";
 const NO_TEMPLATES: &str =
     "templates are not built here: the image that the server runs in is the only one";
@@ -96,7 +94,7 @@ const SANDBOXES: &[Route] = &[
     row(POST, "/sandboxes/{sandbox}/refreshes", "e2b_timeout", Api(sandboxes::refresh)),
     row(GET, "/sandboxes/{sandbox}/metrics", "e2b_metrics", Api(sandboxes::metrics)),
     row(GET, "/sandboxes/{sandbox}/logs", "e2b_logs", OwnApi(logs::logs)),
-    row(POST, "/sandboxes/{sandbox}/pause", "e2b_other", Unavailable(NO_PAUSE)),
+    row(POST, "/sandboxes/{sandbox}/pause", "e2b_pause", Api(sandboxes::pause)),
     row(POST, "/sandboxes/{sandbox}/snapshots", "e2b_other", Unavailable(NO_SNAPSHOTS)),
     row(POST, "/sandboxes/{sandbox}/fork", "e2b_other", Unavailable(NO_SNAPSHOTS)),
     row(PUT, "/sandboxes/{sandbox}/network", "e2b_other", Unavailable(NO_NETWORK)),

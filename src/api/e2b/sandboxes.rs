@@ -11,21 +11,22 @@ use serde_json::{Value, json};
 
 use super::access::names_machine;
 use super::calls::{Answer, Call};
-use super::errors::E2bError;
+use super::errors::{Code, E2bError};
 use super::paths::USUAL_HOME;
 use super::processes::variables_in;
 use crate::clock::now_ms;
-use crate::codec::fields::{Fields, JsonType, strings, wrong_type};
+use crate::codec::fields::{Change, Fields, JsonType, strings, wrong_type};
 use crate::codec::object::{object, object_of};
 use crate::codec::query::{Query, percent_decoded};
 use crate::codec::table::Table;
 use crate::codec::time::{parse_rfc3339, rfc3339};
-use crate::host::{Host, Sandbox};
+use crate::error::Kind;
+use crate::host::{By, Host, RulesChange, Sandbox, SandboxState, SettingsChange, Waker};
 use crate::http::{Body, Response};
 use crate::machine::MACHINE_ID;
 use crate::spec::command::{check_environment, environment_bytes};
 use crate::spec::network::{Filter, NetworkPolicy, Rule, Rules};
-use crate::spec::sandbox::{Labels, SandboxSpec};
+use crate::spec::sandbox::{Fate, LifeRules, SandboxSpec, Settings};
 use crate::sys::proc::{self, MachineUse};
 use crate::workspace::Workspace;
 
@@ -58,6 +59,10 @@ const MAX_KEY: usize = 256;
 /// The time between two points of E2B's metrics.
 const POINT_MS: u64 = 5000;
 
+/// The states of a sandbox.
+const RUNNING: &str = "running";
+const PAUSED: &str = "paused";
+
 /// All addresses, as clients write it.
 const ALL_TRAFFIC: &str = "0.0.0.0/0";
 
@@ -74,7 +79,7 @@ pub(super) fn create(call: &mut Call<'_, '_>, _: &str) -> Answer {
     }
     let body = call.body()?;
     let mut spec = sandbox_spec(Fields::parse(&body)?, &call.context.e2b_templates)?;
-    spec.labels.key = key;
+    spec.key = key;
     let Ok(host) = call.context.machine.host() else {
         // It has the network that it has.
         if spec.network.is_some() {
@@ -86,31 +91,114 @@ pub(super) fn create(call: &mut Call<'_, '_>, _: &str) -> Answer {
                 "envVars of this machine are those of the server; pass others with each command";
             return Err(E2bError::unimplemented(text));
         }
-        call.context.machine.set_labels(spec.labels.metadata);
-        return Ok(created(call, MACHINE_ID, &spec.labels.template));
+        if spec.settings.rules != LifeRules::default() {
+            let text = "this machine ends with its job: it is not paused when its timeout passes";
+            return Err(E2bError::unimplemented(text));
+        }
+        let labels = Table::clone(&spec.settings.labels);
+        call.context.machine.set_labels(labels);
+        return Ok(created(call, MACHINE_ID, &spec.template));
     };
     let made = host.create_once(&spec)?;
-    Ok(created(call, &made.id, &made.spec.labels.template))
+    Ok(created(call, &made.id, &made.spec.template))
 }
 
-/// `POST /v2/sandboxes/{id}/connect`.
+/// `POST /v2/sandboxes/{id}/connect`. One that rests runs again; without `memory` it runs anew.
 pub(super) fn connect(call: &mut Call<'_, '_>, id: &str) -> Answer {
     let body = call.body()?;
-    let least = lifetime(&mut fields(&body)?, "timeout")?;
-    let template = match place(call, id)? {
-        None => TEMPLATES[0].to_owned(),
-        Some((host, _)) => template_of(&*host.extend_lifetime(id, least.unwrap_or(LIFETIME))?),
+    let mut fields = fields(&body)?;
+    let least = lifetime(&mut fields, "timeout")?.unwrap_or(LIFETIME);
+    let with_memory = fields.boolean("memory")?.unwrap_or(true);
+    let on_expiry = on_expiry(&mut fields)?;
+    let Some((host, sandbox)) = place(call, id)? else {
+        let mut response = created(call, id, TEMPLATES[0]);
+        response.status = 200;
+        return Ok(response);
     };
-    let mut response = created(call, id, &template);
-    response.status = 200;
+    if sandbox.state().0 == SandboxState::Paused && !with_memory {
+        host.stop(id, HOST)?;
+    }
+    let (_, is_resumed) = host.resume(id, Waker::Host)?;
+    let change = SettingsChange {
+        lifetime: if is_resumed {
+            Change::Set(least)
+        } else {
+            Change::Keep
+        },
+        rules: RulesChange {
+            on_expiry,
+            ..RulesChange::default()
+        },
+        ..SettingsChange::default()
+    };
+    let mut sandbox = host.change(id, change)?;
+    if !is_resumed {
+        sandbox = host.extend_lifetime(id, least)?;
+    }
+    let mut response = created(call, id, &template_of(&sandbox));
+    response.status = if is_resumed { 201 } else { 200 };
     Ok(response)
+}
+
+/// Clients of this door that manage sandboxes have the host's token.
+const HOST: By = By::Host { holds: false };
+
+/// The change that has a sandbox live for so long from now on.
+fn lasting(lifetime: Duration) -> SettingsChange {
+    SettingsChange {
+        lifetime: Change::Set(lifetime),
+        ..SettingsChange::default()
+    }
+}
+
+/// What becomes of a sandbox when its timeout passes; `None` if the client does not say.
+fn on_expiry(fields: &mut Fields<'_>) -> Result<Option<Fate>, E2bError> {
+    let pauses = fields.boolean("autoPause")?;
+    let with_memory = fields.boolean("autoPauseMemory")?.unwrap_or(true);
+    Ok(pauses.map(|pauses| match (pauses, with_memory) {
+        (false, _) => Fate::Delete,
+        (true, true) => Fate::Pause,
+        (true, false) => Fate::Stop,
+    }))
+}
+
+/// `POST /sandboxes/{id}/pause`.
+pub(super) fn pause(call: &mut Call<'_, '_>, id: &str) -> Answer {
+    let body = call.body()?;
+    let with_memory = fields(&body)?.boolean("memory")?.unwrap_or(true);
+    let Some((host, _)) = place(call, id)? else {
+        let text = "this machine ends with its job, and cannot be paused";
+        return Err(E2bError::unimplemented(text));
+    };
+    let paused = if with_memory {
+        host.pause(id, HOST)
+    } else {
+        host.stop(id, HOST)
+    };
+    match paused {
+        Ok((_, true)) => Ok(Response::new(204, Body::Empty)),
+        Err(error) if error.kind() != Kind::Stopped => Err(error.into()),
+        Ok((_, false)) | Err(_) => {
+            let text = format!("sandbox {id} is already paused");
+            Err(E2bError::new(Code::AlreadyExists, text))
+        }
+    }
 }
 
 /// `GET /sandboxes/{id}`.
 pub(super) fn describe(call: &mut Call<'_, '_>, id: &str) -> Answer {
     let mut document = match place(call, id)? {
         None => machine_document(call),
-        Some((_, sandbox)) => document(&sandbox, Size::of_machine(&proc::machine_use())),
+        Some((_, sandbox)) => {
+            let mut document = document(&sandbox, Size::of_machine(&proc::machine_use()));
+            let rules = sandbox.rules();
+            let is_kept = rules.on_expiry != Fate::Delete;
+            document["lifecycle"] = object! {
+                "onTimeout": if is_kept { "pause" } else { "kill" },
+                "autoResume": rules.auto_resume,
+            };
+            document
+        }
     };
     document["envdAccessToken"] = call.context.authenticator.sandbox_token(id).into();
     if let Some(domain) = domain(call) {
@@ -135,11 +223,15 @@ pub(super) fn set_timeout(call: &mut Call<'_, '_>, id: &str) -> Answer {
     let body = call.body()?;
     let missing = || E2bError::invalid("timeout is missing; it takes seconds");
     let lifetime = lifetime(&mut fields(&body)?, "timeout")?.ok_or_else(missing)?;
-    let Some((host, _)) = place(call, id)? else {
+    let Some((host, sandbox)) = place(call, id)? else {
         let text = "this machine ends with its job, and not after a timeout";
         return Err(E2bError::unimplemented(text));
     };
-    host.set_lifetime(id, lifetime)?;
+    if sandbox.state().0 != SandboxState::Running {
+        let text = format!("sandbox {id} is paused; connect to it");
+        return Err(E2bError::not_found(text));
+    }
+    host.change(id, lasting(lifetime))?;
     Ok(Response::new(204, Body::Empty))
 }
 
@@ -159,9 +251,11 @@ pub(super) fn list(call: &mut Call<'_, '_>, _: &str) -> Answer {
     let filter = metadata_filter(query)?;
     let states = query.values("state");
     let states: Vec<u8> = states.collect::<Vec<_>>().join(&b',');
-    let mut words = states.split(|byte| *byte == b',');
-    // Nothing is ever paused here.
-    let shows_running = states.is_empty() || words.any(|word| word == b"running");
+    let shows = |state: &str| {
+        let mut words = states.split(|byte| *byte == b',');
+        states.is_empty() || words.any(|word| word == state.as_bytes())
+    };
+    let shows_running = shows(RUNNING);
     let time = |name| {
         query.parsed(name, "a time such as 2026-01-31T12:00:00Z", |text| {
             parse_rfc3339(text).or_else(|| text.parse().ok())
@@ -201,13 +295,13 @@ pub(super) fn list(call: &mut Call<'_, '_>, _: &str) -> Answer {
         Some(last) => sandbox.number() > last,
     };
     let has_metadata = |sandbox: &Sandbox| {
-        let metadata = &sandbox.spec.labels.metadata;
+        let metadata = sandbox.settings().labels;
         filter
             .iter()
             .all(|(key, value)| metadata.get(key) == Some(value))
     };
     all.retain(|sandbox| {
-        shows_running
+        shows(state_of(sandbox).0)
             && is_next(sandbox)
             && has_metadata(sandbox)
             && is_of_time(sandbox.created_at_ms)
@@ -329,6 +423,10 @@ pub(super) fn metrics(call: &mut Call<'_, '_>, id: &str) -> Answer {
     let now = end.map_or(now, |end| now.min(end.saturating_mul(1000)));
     let is_asked = now + POINT_MS >= now_ms() && start.is_none_or(|start| start <= now / 1000 + 1);
     if !is_asked {
+        return Ok(Response::json(&json!([])));
+    }
+    let rests = |(_, sandbox): &(_, Arc<Sandbox>)| state_of(sandbox).0 == PAUSED;
+    if place.as_ref().is_some_and(rests) {
         return Ok(Response::json(&json!([])));
     }
     let figures = Figures::of(call, place.as_ref().map(|(_, sandbox)| &**sandbox));
@@ -492,7 +590,7 @@ fn domain(call: &Call<'_, '_>) -> Option<String> {
 }
 
 fn template_of(sandbox: &Sandbox) -> String {
-    let template = &sandbox.spec.labels.template;
+    let template = &sandbox.spec.template;
     let usual = || TEMPLATES[0].to_owned();
     Some(template.clone())
         .filter(|template| !template.is_empty())
@@ -501,14 +599,32 @@ fn template_of(sandbox: &Sandbox) -> String {
 
 /// A sandbox of a machine of this size.
 fn document(sandbox: &Sandbox, whole: Size) -> Value {
-    let end = sandbox.expiry().map_or(NEVER_MS, |expiry| expiry.at_ms);
-    listed(
+    let (state, mode) = state_of(sandbox);
+    let end = match mode {
+        None => sandbox.expiry().map_or(NEVER_MS, |expiry| expiry.at_ms),
+        Some(_) => sandbox.state().1,
+    };
+    let mut document = listed(
         &sandbox.id,
         &template_of(sandbox),
         (sandbox.created_at_ms, end.min(NEVER_MS)),
         whole.limited_by(Some(sandbox)),
-        &sandbox.spec.labels.metadata,
-    )
+        &sandbox.settings().labels,
+    );
+    document["state"] = state.into();
+    if let Some(mode) = mode {
+        document["pauseMode"] = mode.into();
+    }
+    document
+}
+
+/// The words for what a sandbox does, and for what a pause has kept.
+fn state_of(sandbox: &Sandbox) -> (&'static str, Option<&'static str>) {
+    match sandbox.state().0 {
+        SandboxState::Running => (RUNNING, None),
+        SandboxState::Paused => (PAUSED, Some("full")),
+        SandboxState::Stopped => (PAUSED, Some("filesystem")),
+    }
 }
 
 fn machine_document(call: &Call<'_, '_>) -> Value {
@@ -549,7 +665,7 @@ fn listed(
         "cpuCount": size.processors,
         "memoryMB": size.memory >> 20,
         "diskSizeMB": 0,
-        "state": "running",
+        "state": RUNNING,
         "metadata": metadata,
     }
 }
@@ -582,10 +698,15 @@ fn sandbox_spec(mut fields: Fields<'_>, templates: &[String]) -> Result<SandboxS
         );
         return Err(E2bError::not_found(text));
     }
-    if fields.boolean("autoPause")?.unwrap_or(false) {
-        let text = "autoPause is unavailable here: a sandbox is killed when its timeout passes";
-        return Err(E2bError::unimplemented(text));
-    }
+    let on_expiry = on_expiry(&mut fields)?.unwrap_or_default();
+    let auto_resume = match fields.take("autoResume") {
+        None => false,
+        Some(value) if JsonType::of(value) == JsonType::Object => {
+            let mut rule = Fields::parse(value.get().as_bytes())?;
+            rule.boolean("enabled")?.unwrap_or(false)
+        }
+        Some(value) => return Err(wrong_type("autoResume", "an object", value).into()),
+    };
     for name in ["mcp", "iam", "volumeMounts"] {
         let value = fields.take(name);
         if value.is_some_and(|value| !matches!(value.get(), "{}" | "[]")) {
@@ -612,16 +733,21 @@ fn sandbox_spec(mut fields: Fields<'_>, templates: &[String]) -> Result<SandboxS
     let network = network(&mut fields)?;
     Ok(SandboxSpec {
         environment: environment.into(),
-        lifetime: Some(lifetime(&mut fields, "timeout")?.unwrap_or(LIFETIME)),
+        settings: Settings {
+            name: None,
+            labels: Arc::new(metadata),
+            lifetime: Some(lifetime(&mut fields, "timeout")?.unwrap_or(LIFETIME)),
+            rules: LifeRules {
+                on_expiry,
+                auto_resume,
+                ..LifeRules::default()
+            },
+        },
+        template,
         network: if has_internet {
             network
         } else {
             Some(NetworkPolicy::Blocked)
-        },
-        labels: Labels {
-            template,
-            metadata,
-            key: None,
         },
         shown_home: Some(PathBuf::from(USUAL_HOME)),
         ..SandboxSpec::default()
@@ -707,7 +833,8 @@ mod tests {
     #[test]
     fn what_cannot_be_had_is_refused() {
         for (more, status) in [
-            (r#""autoPause":true"#, 501),
+            (r#""autoPause":1"#, 400),
+            (r#""autoResume":true"#, 400),
             (r#""mcp":{"a":{}}"#, 501),
             (r#""iam":{"a":1}"#, 501),
             (r#""volumeMounts":[{"name":"v"}]"#, 501),
@@ -734,6 +861,38 @@ mod tests {
         }
         assert_eq!(spec(r#"{"templateID":"mine"}"#).err().unwrap().status, 404);
         assert_eq!(spec("{}").err().unwrap().status, 400);
+    }
+
+    #[test]
+    fn what_becomes_of_a_sandbox_after_its_timeout_can_be_chosen() {
+        for (more, on_expiry, auto_resume) in [
+            (r#""timeout":5"#, Fate::Delete, false),
+            (r#""autoPause":false"#, Fate::Delete, false),
+            (r#""autoPause":true"#, Fate::Pause, false),
+            (
+                r#""autoPause":true,"autoPauseMemory":false"#,
+                Fate::Stop,
+                false,
+            ),
+            (
+                r#""autoPause":true,"autoResume":{"enabled":true}"#,
+                Fate::Pause,
+                true,
+            ),
+            (
+                r#""autoPause":true,"autoResume":{"enabled":false}"#,
+                Fate::Pause,
+                false,
+            ),
+        ] {
+            let spec = spec(&format!(r#"{{"templateID":"base",{more}}}"#));
+            let rules = spec.map_err(|failure| failure.text).unwrap().settings.rules;
+            assert_eq!(
+                (rules.on_expiry, rules.auto_resume),
+                (on_expiry, auto_resume),
+                "{more}"
+            );
+        }
     }
 
     #[test]

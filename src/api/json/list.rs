@@ -3,6 +3,7 @@
 use std::io::{Cursor, Read};
 
 use serde::Serialize;
+use serde_json::json;
 
 use crate::http::{Body, Response};
 
@@ -33,6 +34,12 @@ where
     /// A JSON array.
     pub(in crate::api) fn array(append_next: F) -> Self {
         Self::new(b"[", append_next, b"]\n".to_vec())
+    }
+
+    /// A page of a list after `head`, and the id to go on after; `None` if there is no more.
+    pub(in crate::api) fn page(head: &[u8], append_next: F, next: Option<&str>) -> Self {
+        let tail = format!("],\"next\":{}}}\n", json!(next));
+        Self::new(head, append_next, tail.into_bytes())
     }
 
     /// A list between the other parts of a document.

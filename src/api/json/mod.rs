@@ -13,6 +13,7 @@ pub(in crate::api) mod list;
 pub(in crate::api) mod network;
 pub(in crate::api) mod sandbox;
 pub(in crate::api) mod search;
+pub(super) mod settings;
 pub(in crate::api) mod watch;
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use super::command::environment;
 use super::network::{self, NetworkPolicyDocument};
+use super::settings::{SettingsDocument, settings};
 use crate::codec::fields::{Fields, strings};
 use crate::error::{Error, Result};
 use crate::host::Sandbox;
@@ -58,14 +59,12 @@ pub(in crate::api) fn sandbox_request(fields: &mut Fields<'_>) -> Result<(usize,
         )));
     }
     let count = fields.whole("count", 1..=MAX_SANDBOXES)?.unwrap_or(1);
-    let idle = fields.whole("idle_timeout_secs", 0..=u32::MAX.into())?;
     let memory = fields.whole("max_mem_mb", 1..=MAX_MEMORY_MB)?;
     let total = fields.whole("max_total_mem_mb", 1..=MAX_MEMORY_MB)?;
     let ports = fields.whole("tcp_ports", 0..=MAX_TCP_PORTS)?.unwrap_or(0);
     let spec = SandboxSpec {
         environment: environment.into(),
-        // 0 means never, as in SBX_IDLE_TIMEOUT.
-        idle_timeout: idle.filter(|seconds| *seconds > 0).map(Duration::from_secs),
+        settings: settings(fields)?,
         max_processes: fields.whole("max_procs", 1..=MAX_PROCESSES)?,
         max_memory: memory.map(|megabytes| megabytes << 20),
         isolation: fields.choice("isolation", &Isolation::NAMES)?,
@@ -91,14 +90,15 @@ pub(in crate::api) enum Keep {
     Files,
 }
 
-/// Reads the body of a request to pause a sandbox: what is kept of it.
+/// Reads the body of a request to pause a sandbox: what is kept of it, and whether only the host's token resumes it.
 ///
 /// # Errors
 /// `Invalid` if a field has a wrong type or value.
-pub(in crate::api) fn pause_request(fields: &mut Fields<'_>) -> Result<Keep> {
+pub(in crate::api) fn pause_request(fields: &mut Fields<'_>) -> Result<(Keep, bool)> {
     let choices = [("memory", Keep::Memory), ("files", Keep::Files)];
     let keep = fields.choice("keep", &choices)?;
-    Ok(keep.unwrap_or(Keep::Memory))
+    let holds = fields.boolean("hold")?.unwrap_or(false);
+    Ok((keep.unwrap_or(Keep::Memory), holds))
 }
 
 /// Absolute paths; none if there is no such field.
@@ -213,7 +213,8 @@ pub(in crate::api) struct SandboxDocument {
     /// Why it is stopped.
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<&'static str>,
-    idle_timeout_secs: Option<u64>,
+    #[serde(flatten)]
+    settings: SettingsDocument,
     max_procs: u64,
     max_mem_mb: Option<u64>,
     max_total_mem_mb: Option<u64>,
@@ -264,7 +265,7 @@ impl SandboxDocument {
             state: state.name(),
             state_since_ms,
             why: sandbox.phase.stopped.map(StopCause::name),
-            idle_timeout_secs: sandbox.spec.idle_timeout.map(|limit| limit.as_secs()),
+            settings: SettingsDocument::of(sandbox),
             max_procs: sandbox.max_processes(),
             max_mem_mb: sandbox.spec.max_memory.map(|bytes| bytes >> 20),
             max_total_mem_mb: limits.asked().memory.map(|bytes| bytes >> 20),

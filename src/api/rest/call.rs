@@ -68,6 +68,11 @@ impl Call<'_, '_> {
         Ok(parsed?)
     }
 
+    /// Whether the request has the host's token, or needs none.
+    pub(super) fn is_operator(&self) -> bool {
+        self.context.is_operator(self.request)
+    }
+
     /// Adds to a document what of the request was ignored.
     pub(super) fn tell_ignored(&self, mut response: Response) -> Response {
         if let Body::Bytes(document) = &mut response.body

@@ -930,7 +930,10 @@ fn sandboxes_are_what_their_json_says() {
             (Ok((made, spec)), Ok((count, idle, processes, memory, total, cpu))) => {
                 assert_eq!(made as u64, count);
                 assert_eq!(
-                    spec.idle_timeout.map_or(0, |limit| limit.as_secs()),
+                    spec.settings
+                        .rules
+                        .idle_timeout
+                        .map_or(0, |limit| limit.as_secs()),
                     idle.unwrap_or(0)
                 );
                 assert_eq!(spec.max_processes, processes);

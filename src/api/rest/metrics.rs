@@ -14,9 +14,10 @@ use serde::{Serialize, Serializer};
 
 use super::call::{Answer, Call};
 use crate::api::context::Context;
+use crate::codec::table::Table;
 use crate::confine::ended_for_memory;
 use crate::files::watch::watched;
-use crate::host::{Host, Sandbox};
+use crate::host::{Host, Sandbox, SandboxState};
 use crate::http::{Body, Request, Response};
 #[cfg(feature = "interpreter")]
 use crate::interpreter::interpreter_use;
@@ -58,6 +59,7 @@ struct Document {
     #[serde(rename = "execution_seconds", serialize_with = "as_seconds")]
     execution_time: Duration,
     sandboxes: usize,
+    sandbox_states: Table<&'static str, u64>,
     memory_limit_kills: u64,
     watches: usize,
     watched_dirs: usize,
@@ -204,8 +206,13 @@ fn gather(context: &Context, with_disk: bool) -> Document {
     let users = proc::use_by_user();
     let enough = Instant::now() + DISK_LIMIT;
     let mut per_sandbox = Vec::new();
+    let mut states = Table::new();
     if let Ok(host) = machine.host() {
+        for state in SandboxState::ALL {
+            states.insert(state.name(), 0);
+        }
         for sandbox in host.list() {
+            *states.get_or_default(sandbox.state().0.name()) += 1;
             let with_disk = with_disk && Instant::now() < enough;
             per_sandbox.push(SandboxUse::of(&sandbox, &users, with_disk));
         }
@@ -240,6 +247,7 @@ fn gather(context: &Context, with_disk: bool) -> Document {
         #[cfg(feature = "interpreter")]
         execution_time: interpreters.execution_time,
         sandboxes: machine.sandboxes(),
+        sandbox_states: states,
         memory_limit_kills: ended_for_memory(),
         watches,
         watched_dirs,
@@ -288,7 +296,11 @@ fn text(document: &Document) -> String {
     ] {
         text.figure(name, "counter", help, [(String::new(), Some(value))]);
     }
-    text.whole("sandboxes", "Sandboxes.", count(document.sandboxes));
+    let by_state = document.sandbox_states.iter().map(|(state, number)| {
+        let labels = format!("state=\"{state}\"");
+        (labels, Some(Value::Count(*number)))
+    });
+    text.figure("sandboxes", "gauge", "Sandboxes by what they do.", by_state);
     text.whole("watches", "Trees that are watched, for streams and for clients that poll.", count(document.watches));
     text.whole("watched_dirs", "Directories that are watched in them.", count(document.watched_dirs));
     text.whole("machine_cpus", "Processors that may be used.", machine.cpus.map(|count| count as u64));

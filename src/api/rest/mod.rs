@@ -29,6 +29,7 @@ mod routes;
 mod sandboxes;
 #[cfg(feature = "file-tools")]
 mod search;
+mod selection;
 mod server;
 #[cfg(feature = "interpreter")]
 mod simple;
@@ -97,7 +98,7 @@ fn authenticate_and_answer(
     }
     if request.head.method == "OPTIONS" && path == b"*" {
         return Ok(Response::new(204, Body::Empty)
-            .with_header("Allow", "GET, HEAD, POST, PUT, DELETE, OPTIONS"));
+            .with_header("Allow", "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"));
     }
     answer(context, request, target)
 }

@@ -11,7 +11,9 @@ use super::call::{Answer, Call};
 use super::contexts;
 #[cfg(feature = "file-tools")]
 use super::{archives, edit, search, watches};
-use super::{attach, commands, contract, files, metrics, network, ports, sandboxes, server, venv};
+use super::{
+    attach, commands, contract, files, metrics, network, ports, sandboxes, selection, server, venv,
+};
 use crate::auth::Access;
 use crate::codec::query::Query;
 use crate::error::Result;
@@ -81,6 +83,7 @@ use Operation::{
 
 const GET: &[&str] = &["GET"];
 const POST: &[&str] = &["POST"];
+const PATCH: &[&str] = &["PATCH"];
 const DELETE: &[&str] = &["DELETE"];
 const GET_POST: &[&str] = &["GET", "POST"];
 const PUT: &[&str] = &["PUT"];
@@ -107,11 +110,12 @@ const CORE: &[Route] = &[
     row(GET, "/v1/access", "access", &[], Anyone(server::access)),
     row(GET, "/v1/metrics", "metrics", &["disk"], Server(metrics::answer)),
 
-    row(GET, "/v1/sandboxes", "sandboxes", &[], Sandboxes(sandboxes::list)),
+    row(GET, "/v1/sandboxes", "sandboxes", selection::PARAMETERS, Sandboxes(sandboxes::list)),
     row(POST, "/v1/sandboxes", "sandboxes", &[], Sandboxes(sandboxes::create)),
     row(DELETE, "/v1/sandboxes", "sandboxes", &[], Sandboxes(sandboxes::delete_all)),
     row(GET, "/v1/sandboxes/{sandbox}", "sandbox", &[], OwnSandbox(sandboxes::describe)),
     row(DELETE, "/v1/sandboxes/{sandbox}", "sandbox", &[], OwnSandbox(sandboxes::delete)),
+    row(PATCH, "/v1/sandboxes/{sandbox}", "sandbox", &[], OwnSandbox(sandboxes::change)),
     row(POST, "/v1/sandboxes/{sandbox}/pause", "pause", &[], OwnSandbox(sandboxes::pause)),
     row(POST, "/v1/sandboxes/{sandbox}/resume", "resume", &[], OwnSandbox(sandboxes::resume)),
     row(GET, "/v1/sandboxes/{sandbox}/metrics", "metrics", &["disk"], OwnSandbox(metrics::of_sandbox)),

@@ -3,19 +3,25 @@
 use std::sync::Arc;
 
 use super::call::{Answer, Call};
+use super::selection::Selection;
 use crate::api::json::list::ListDocument;
 use crate::api::json::sandbox::{
     CreatedDocument, Keep, SandboxDocument, pause_request, sandbox_request,
 };
+use crate::api::json::settings::{is_of_name, settings_change};
 use crate::codec::object::object;
-use crate::host::{AllEnded, Host, Sandbox, Shortage};
-use crate::http::Response;
-use crate::spec::sandbox::StopCause;
+use crate::host::{AllEnded, By, Host, Sandbox, Shortage, Waker};
+use crate::http::{Refusal, Response};
 
-/// `GET /v1/sandboxes`.
+/// `GET /v1/sandboxes`: all, or what the query selects.
 pub(super) fn list(call: &mut Call<'_, '_>, host: &Host) -> Answer {
-    let mut sandboxes = host.list().into_iter();
+    let selection = Selection::of(&call.query)?;
     let landlock_abi = call.context.machine.landlock_abi;
+    let (all, next) = match &selection {
+        Some(selection) => selection.page(host.list())?,
+        None => (host.list(), None),
+    };
+    let mut sandboxes = all.into_iter();
     let append_next = move |out: &mut Vec<u8>| {
         let Some(sandbox) = sandboxes.next() else {
             return Ok(false);
@@ -23,7 +29,10 @@ pub(super) fn list(call: &mut Call<'_, '_>, host: &Host) -> Answer {
         let document = SandboxDocument::of(&sandbox, landlock_abi, None);
         serde_json::to_writer(out, &document).map(|()| true)
     };
-    Ok(ListDocument::array(append_next).respond())
+    Ok(match selection {
+        Some(_) => ListDocument::page(b"{\"sandboxes\":[", append_next, next.as_deref()).respond(),
+        None => ListDocument::array(append_next).respond(),
+    })
 }
 
 /// `POST /v1/sandboxes`.
@@ -68,11 +77,35 @@ pub(super) fn delete(call: &mut Call<'_, '_>, host: &Host, id: &str) -> Answer {
     Ok(Response::json(&answer))
 }
 
+/// `PATCH /v1/sandboxes/{id}`.
+pub(super) fn change(call: &mut Call<'_, '_>, host: &Host, id: &str) -> Answer {
+    let change = call.parse(settings_change)?;
+    if let Some(name) = call.ignored.first() {
+        let text = format!("{name} cannot be changed; it is chosen when the sandbox is made");
+        return Err(Refusal::new(400, "bad_request", text));
+    }
+    if !is_of_name(&change) && !call.is_operator() {
+        let text = "a sandbox's own token changes its name alone; the host's changes the rest";
+        return Err(Refusal::new(403, "forbidden", text));
+    }
+    let sandbox = host.change(id, change)?;
+    Ok(Response::json(&document(call, &sandbox, None)))
+}
+
 /// `POST /v1/sandboxes/{id}/pause`.
 pub(super) fn pause(call: &mut Call<'_, '_>, host: &Host, id: &str) -> Answer {
-    let sandbox = match call.parse_optional(pause_request)? {
-        Keep::Memory => host.pause(id)?,
-        Keep::Files => host.stop(id, StopCause::Asked)?,
+    let (keep, holds) = call.parse_optional(pause_request)?;
+    let by = match call.is_operator() {
+        true => By::Host { holds },
+        false if holds => {
+            let text = "hold is for the host's token";
+            return Err(Refusal::new(403, "forbidden", text));
+        }
+        false => By::Tenant,
+    };
+    let (sandbox, _) = match keep {
+        Keep::Memory => host.pause(id, by)?,
+        Keep::Files => host.stop(id, by)?,
     };
     Ok(Response::json(&document(call, &sandbox, None)))
 }
@@ -80,7 +113,12 @@ pub(super) fn pause(call: &mut Call<'_, '_>, host: &Host, id: &str) -> Answer {
 /// `POST /v1/sandboxes/{id}/resume`.
 pub(super) fn resume(call: &mut Call<'_, '_>, host: &Host, id: &str) -> Answer {
     call.parse_optional(|_| Ok(()))?;
-    let sandbox = host.resume(id)?;
+    let waker = if call.is_operator() {
+        Waker::Host
+    } else {
+        Waker::Tenant
+    };
+    let (sandbox, _) = host.resume(id, waker)?;
     Ok(Response::json(&document(call, &sandbox, None)))
 }
 

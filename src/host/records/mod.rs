@@ -78,6 +78,8 @@ struct Generations {
     latest: u64,
     /// Those before it that are still on the disk.
     outdated: Vec<u64>,
+    /// The latest that a synchronization was for. What was written after it, and outdated, nobody needs.
+    durable: u64,
     /// Whether the sandbox is being deleted: its record changes no more.
     is_closed: bool,
 }
@@ -270,7 +272,12 @@ impl Records {
         let written = self.write(&file.name(next), &record().to_text());
         written.map_err(|error| unwritten(&error))?;
         let former = std::mem::replace(&mut generations.latest, next);
-        generations.outdated.push(former);
+        // However often a sandbox changes between two synchronizations, two records of it are on the disk.
+        if former > generations.durable {
+            let _ = self.unlink(&file.name(former));
+        } else {
+            generations.outdated.push(former);
+        }
         drop(generations);
         self.note_change(file);
         Ok(())
@@ -328,7 +335,11 @@ impl Records {
         let changed = std::mem::take(&mut *lock(&self.outdated));
         let latest: Vec<u64> = changed
             .iter()
-            .map(|file| lock(&file.generations).latest)
+            .map(|file| {
+                let mut generations = lock(&file.generations);
+                generations.durable = generations.latest;
+                generations.latest
+            })
             .collect();
         if syncfs(&self.directory).is_err() {
             lock(&self.outdated).extend(changed);
@@ -401,6 +412,7 @@ impl Records {
                     *lock(&file.generations) = Generations {
                         latest: *number,
                         outdated: numbers[place + 1..].to_vec(),
+                        durable: *number,
                         is_closed: false,
                     };
                     if numbers.len() > 1 {

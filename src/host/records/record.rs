@@ -13,10 +13,11 @@ use sha2::{Digest, Sha256};
 use crate::codec::fields::{self, Fields, JsonType, decoded, strings};
 use crate::codec::table::Table;
 use crate::error::{Error, Result};
+use crate::limits::activity::IdleBy;
 use crate::spec::command::EnvironmentChange;
 use crate::spec::isolation::Isolation;
 use crate::spec::network::{Filter, NetworkPolicy, Protocol, Rule, Rules, Upstream};
-use crate::spec::sandbox::{Labels, Phase, SandboxSpec, StopCause, WholeLimits};
+use crate::spec::sandbox::{Fate, LifeRules, Phase, SandboxSpec, Settings, StopCause, WholeLimits};
 
 /// The layout that this version writes, and the only one that it reads.
 const FORMAT: u64 = 1;
@@ -30,6 +31,14 @@ pub(in crate::host) struct Record {
     pub(in crate::host) created_at_ms: u64,
     /// Milliseconds since 1970; `None` for a sandbox that never expires.
     pub(in crate::host) expires_at_ms: Option<u64>,
+    /// How many milliseconds are left of a life that stands still.
+    pub(in crate::host) left_ms: Option<u64>,
+    /// Whether its time stands still.
+    pub(in crate::host) stands: bool,
+    /// Whether only the host's token ends its rest.
+    pub(in crate::host) is_held: bool,
+    /// What of it can change, as it is now.
+    pub(in crate::host) settings: Settings,
     pub(in crate::host) phase: Phase,
     /// The ports of the machine that are its own.
     pub(in crate::host) tcp_ports: Vec<u16>,
@@ -92,6 +101,10 @@ impl Members {
         self.raw(name, Some(format!("[{}]", texts.join(","))));
     }
 
+    fn flag(&mut self, name: &str, is_set: bool) {
+        self.raw(name, Some(is_set.to_string()));
+    }
+
     fn end(mut self) -> String {
         self.0.push('}');
         self.0
@@ -113,6 +126,28 @@ impl Record {
         members.number("uid", Some(self.uid.into()));
         members.number("created_at_ms", Some(self.created_at_ms));
         members.number("expires_at_ms", self.expires_at_ms);
+        members.number("left_ms", self.left_ms);
+        members.flag("stands", self.stands);
+        members.flag("held", self.is_held);
+        let Settings {
+            name,
+            labels,
+            lifetime,
+            rules,
+        } = &self.settings;
+        let seconds = |time: Option<Duration>| time.map(|time| time.as_secs());
+        members.text("name", name.as_deref());
+        let mut pairs = Members::begin();
+        for (name, value) in labels.iter() {
+            pairs.text(name, Some(value));
+        }
+        members.raw("labels", Some(pairs.end()));
+        members.number("lifetime_secs", seconds(*lifetime));
+        members.number("idle_secs", seconds(rules.idle_timeout));
+        members.text("idle_by", rules.idle_by.map(IdleBy::name));
+        members.text("on_idle", Some(rules.on_idle.name()));
+        members.text("on_expiry", Some(rules.on_expiry.name()));
+        members.flag("auto_resume", rules.auto_resume);
         members.number("runs", Some(phase.runs));
         members.text("stopped", phase.stopped.map(StopCause::name));
         members.number("since_ms", Some(phase.since_ms));
@@ -122,8 +157,6 @@ impl Record {
             environment.raw(name, Some(value));
         }
         members.raw("env", Some(environment.end()));
-        let idle_timeout = spec.idle_timeout.map(|limit| limit.as_secs());
-        members.number("idle_secs", idle_timeout);
         members.number("processes", spec.max_processes);
         members.number("data_bytes", spec.max_memory);
         members.number("memory_bytes", spec.whole.memory);
@@ -138,13 +171,8 @@ impl Record {
         members.number("own_ports", Some(spec.tcp_ports as u64));
         let ports: Vec<String> = self.tcp_ports.iter().map(u16::to_string).collect();
         members.texts("tcp_ports", &ports);
-        members.text("template", Some(&spec.labels.template));
-        let mut metadata = Members::begin();
-        for (name, value) in spec.labels.metadata.iter() {
-            metadata.text(name, Some(value));
-        }
-        members.raw("metadata", Some(metadata.end()));
-        members.text("key", spec.labels.key.as_deref());
+        members.text("template", Some(&spec.template));
+        members.text("key", spec.key.as_deref());
         let shown_home = spec.shown_home.as_ref();
         members.text("shown_home", shown_home.and_then(|path| path.to_str()));
         let mut text = members.end();
@@ -181,14 +209,30 @@ fn read(fields: &mut Fields<'_>) -> Result<Record> {
         strings(name, "", array)
     };
     let isolation = fields.choice("isolation", &Isolation::NAMES)?;
-    let metadata = object(fields, "metadata")?.into_iter();
-    let metadata = metadata.map(|(name, value)| (name, value.unwrap_or_default()));
-    let metadata = Table::from(metadata.collect::<Vec<_>>());
+    let labels = object(fields, "labels")?.into_iter();
+    let labels = labels.map(|(name, value)| (name, value.unwrap_or_default()));
+    let labels = Table::from(labels.collect::<Vec<_>>());
+    let flag = |fields: &mut Fields<'_>, name| fields.boolean(name)?.ok_or_else(|| broken(name));
+    let fate = |fields: &mut Fields<'_>, name| {
+        let fate = fields.choice(name, &Fate::NAMES)?;
+        fate.ok_or_else(|| broken(name))
+    };
+    let settings = Settings {
+        name: fields.string("name")?,
+        labels: Arc::new(labels),
+        lifetime: whole(fields, "lifetime_secs")?.map(Duration::from_secs),
+        rules: LifeRules {
+            idle_timeout: whole(fields, "idle_secs")?.map(Duration::from_secs),
+            idle_by: fields.choice("idle_by", &IdleBy::NAMES)?,
+            on_idle: fate(fields, "on_idle")?,
+            on_expiry: fate(fields, "on_expiry")?,
+            auto_resume: flag(fields, "auto_resume")?,
+        },
+    };
     let ports = texts(fields, "tcp_ports")?.into_iter();
     let ports = ports.map(|port| port.parse().map_err(|_| broken("tcp_ports")));
     let spec = SandboxSpec {
         environment: object(fields, "env")?.into(),
-        idle_timeout: whole(fields, "idle_secs")?.map(Duration::from_secs),
         max_processes: whole(fields, "processes")?,
         max_memory: whole(fields, "data_bytes")?,
         whole: WholeLimits {
@@ -200,12 +244,9 @@ fn read(fields: &mut Fields<'_>) -> Result<Record> {
         read_only_paths: texts(fields, "read_only")?,
         read_write_paths: texts(fields, "read_write")?,
         tcp_ports: usize::try_from(needed(fields, "own_ports")?).unwrap_or(usize::MAX),
-        lifetime: None,
-        labels: Labels {
-            template: fields.required_string("template")?,
-            metadata,
-            key: fields.string("key")?,
-        },
+        settings: Settings::default(),
+        template: fields.required_string("template")?,
+        key: fields.string("key")?,
         shown_home: fields.string("shown_home")?.map(Into::into),
     };
     Ok(Record {
@@ -214,6 +255,10 @@ fn read(fields: &mut Fields<'_>) -> Result<Record> {
         uid: u32::try_from(needed(fields, "uid")?).map_err(|_| broken("uid"))?,
         created_at_ms: needed(fields, "created_at_ms")?,
         expires_at_ms: whole(fields, "expires_at_ms")?,
+        left_ms: whole(fields, "left_ms")?,
+        stands: flag(fields, "stands")?,
+        is_held: flag(fields, "held")?,
+        settings,
         phase: Phase {
             runs: needed(fields, "runs")?,
             stopped: fields.choice("stopped", &StopCause::NAMES)?,
@@ -298,6 +343,10 @@ mod tests {
             uid: 20_001,
             created_at_ms: 1_790_000_000_000,
             expires_at_ms: None,
+            left_ms: None,
+            stands: false,
+            is_held: false,
+            settings: Settings::default(),
             phase: Phase {
                 runs: 3,
                 stopped: None,
@@ -323,7 +372,6 @@ mod tests {
                 ("B".to_owned(), Some("\"x\"\n\u{1f600}".to_owned())),
             ]
             .into(),
-            idle_timeout: Some(Duration::from_secs(600)),
             max_processes: Some(256),
             max_memory: Some(1 << 30),
             whole: WholeLimits {
@@ -335,16 +383,28 @@ mod tests {
             read_only_paths: vec!["/opt/model".to_owned()],
             read_write_paths: vec!["/data".to_owned()],
             tcp_ports: 2,
-            lifetime: None,
-            labels: Labels {
-                template: "base".to_owned(),
-                metadata: Table::from(vec![("k".to_owned(), "v".to_owned())]),
-                key: Some("once".to_owned()),
-            },
+            settings: Settings::default(),
+            template: "base".to_owned(),
+            key: Some("once".to_owned()),
             shown_home: Some("/home/user".into()),
         };
         let mut record = record(spec);
         record.expires_at_ms = Some(1_790_000_009_999);
+        record.left_ms = Some(1);
+        record.stands = true;
+        record.is_held = true;
+        record.settings = Settings {
+            name: Some("a \"name\"".to_owned()),
+            labels: Arc::new(Table::from(vec![("k".to_owned(), "v".to_owned())])),
+            lifetime: Some(Duration::from_secs(3600)),
+            rules: LifeRules {
+                idle_timeout: Some(Duration::from_secs(600)),
+                idle_by: Some(IdleBy::Work),
+                on_idle: Fate::Pause,
+                on_expiry: Fate::Stop,
+                auto_resume: true,
+            },
+        };
         record.phase.stopped = Some(StopCause::Timeout);
         record
     }
@@ -367,7 +427,12 @@ mod tests {
             let [one, other] = [&read, &written].map(|record| record.spec.network.as_ref());
             assert_eq!(one.unwrap().identity(), other.unwrap().identity());
             assert_eq!(read.spec.whole, written.spec.whole);
-            assert_eq!(read.spec.labels, written.spec.labels);
+            assert_eq!(read.settings, written.settings);
+            assert_eq!(
+                (read.stands, read.is_held),
+                (written.stands, written.is_held)
+            );
+            assert_eq!(read.left_ms, written.left_ms);
             assert_eq!(read.phase, written.phase);
             assert_eq!(
                 (read.uid, read.expires_at_ms, &read.tcp_ports),

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -854,4 +855,43 @@ fn an_idle_context_is_no_work_and_a_running_execution_is() {
         server.wait_for_exit(PATIENCE);
         wait_until("it ends", PATIENCE, || !is_alive(pid_of(&made)));
     });
+}
+
+#[test]
+fn code_stands_still_in_a_pause_and_so_does_its_timeout() {
+    if !is_root() {
+        skip!("host mode needs root");
+    }
+    let server = Server::host().env("PATH", PATH).start();
+    let sandbox = server.sandbox();
+    let place = Place::of(&sandbox);
+    place.python("a");
+    place.value("a", "x = 7; x");
+    let code = "import time\nfor n in range(8):\n    print(n, flush=True)\n    time.sleep(0.25)\nn";
+    let (stream, start) = place.begin_running("a", &json!({ "code": code, "timeout": 4 }));
+    let change = |act: &str| {
+        let target = format!("/v1/sandboxes/{}/{act}", sandbox.id);
+        let reply = server.post(&target, &json!({}));
+        assert_eq!(reply.status, 200, "{}", reply.text());
+    };
+    change("pause");
+    let paused = Instant::now();
+    assert_error(
+        &place.post("execute", &json!({ "code": "1" })),
+        409,
+        "paused",
+    );
+    wait_until("the timeout would have passed", PATIENCE, || {
+        paused.elapsed() > Duration::from_secs(5)
+    });
+    change("resume");
+    let mut events = vec![start];
+    events.extend(stream);
+    let last = events.last().unwrap();
+    assert_eq!(
+        (&last["event"], &last["reason"]),
+        (&json!("end"), &json!("completed")),
+        "{last}"
+    );
+    assert_eq!(place.value("a", "x + n"), "14");
 }

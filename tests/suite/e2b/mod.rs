@@ -9,6 +9,7 @@ mod entries;
 mod files;
 mod hostile;
 mod logs;
+mod pausing;
 mod processes;
 mod sandboxes;
 mod sdk;

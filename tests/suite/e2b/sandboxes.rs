@@ -404,7 +404,6 @@ fn what_cannot_be_had_is_said_in_a_sentence() {
     on_a_host(|server| {
         let id = Door::open(server).id;
         for (method, target, status) in [
-            ("POST", format!("/sandboxes/{id}/pause"), 501),
             ("POST", format!("/sandboxes/{id}/snapshots"), 501),
             ("POST", format!("/sandboxes/{id}/fork"), 501),
             ("PUT", format!("/sandboxes/{id}/network"), 501),
@@ -431,7 +430,7 @@ fn what_cannot_be_had_is_said_in_a_sentence() {
         );
         for (more, status) in [
             (json!({ "templateID": "mine" }), 404),
-            (json!({ "templateID": "base", "autoPause": true }), 501),
+            (json!({ "templateID": "base", "autoPause": 1 }), 400),
             (json!({ "templateID": "base", "mcp": { "x": {} } }), 501),
             (
                 json!({ "templateID": "base", "volumeMounts": [{ "name": "v", "path": "/v" }] }),

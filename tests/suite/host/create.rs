@@ -361,13 +361,13 @@ fn each_route_says_what_methods_it_has() {
     let server = Server::host().start();
     let sandbox = server.sandbox();
     for (rest, allow) in [
-        ("", "GET, DELETE, HEAD, OPTIONS"),
+        ("", "GET, DELETE, PATCH, HEAD, OPTIONS"),
         ("/token", "GET, HEAD, OPTIONS"),
         ("/exec", "POST, OPTIONS"),
     ] {
         let reply = server.request("OPTIONS", &target(&sandbox.id, rest), b"");
         assert_eq!((reply.status, reply.header("allow")), (204, Some(allow)));
-        let reply = server.request("PATCH", &target(&sandbox.id, rest), b"");
+        let reply = server.request("PUT", &target(&sandbox.id, rest), b"");
         assert_eq!((reply.status, reply.header("allow")), (405, Some(allow)));
     }
     let allow = Some("GET, POST, DELETE, HEAD, OPTIONS");

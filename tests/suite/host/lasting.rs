@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -15,10 +16,11 @@ use super::{
 use crate::fixture::{
     Connection, HostPlace, PATIENCE, Sandbox, Server, TOKEN, assert_error, wait_until,
 };
+use crate::skip;
 
 /// Ends a server by a signal, and returns where it was.
 #[track_caller]
-fn end(mut server: Server, signal: Signal) -> HostPlace {
+pub(super) fn end(mut server: Server, signal: Signal) -> HostPlace {
     let is_orderly = signal != Signal::SIGKILL;
     let pid = if is_orderly {
         server.pid()
@@ -33,21 +35,21 @@ fn end(mut server: Server, signal: Signal) -> HostPlace {
 
 /// What the server says of a sandbox.
 #[track_caller]
-fn describe(server: &Server, id: &str) -> Value {
+pub(super) fn describe(server: &Server, id: &str) -> Value {
     let reply = server.get(&target(id, ""));
     assert_eq!(reply.status, 200, "{}", reply.text());
     reply.json()
 }
 
 #[track_caller]
-fn resume(server: &Server, id: &str) -> Value {
+pub(super) fn resume(server: &Server, id: &str) -> Value {
     let reply = server.post(&target(id, "/resume"), &json!({}));
     assert_eq!(reply.status, 200, "{}", reply.text());
     reply.json()
 }
 
 #[track_caller]
-fn stop(server: &Server, id: &str) -> Value {
+pub(super) fn stop(server: &Server, id: &str) -> Value {
     let reply = server.post(&target(id, "/pause"), &json!({"keep": "files"}));
     assert_eq!(reply.status, 200, "{}", reply.text());
     reply.json()
@@ -554,5 +556,63 @@ fn a_host_ends_for_idleness_when_all_are_stopped_and_the_next_has_them() {
     assert_eq!(
         (&found["state"], &found["why"]),
         (&json!("stopped"), &json!("asked"))
+    );
+}
+
+/// Has the disk of a server's homes take no changes, or changes again.
+#[track_caller]
+fn remount(server: &Server, how: &str) {
+    let homes = server.place.as_ref().unwrap().homes();
+    let status = Command::new("nsenter")
+        .args(["-m", "-t", &server.inner_pid().to_string()])
+        .args(["mount", "-o", &format!("remount,bind,{how}")])
+        .arg(homes)
+        .status();
+    assert!(status.unwrap().success());
+}
+
+#[test]
+fn a_disk_that_takes_no_changes_changes_nothing() {
+    needs_root!();
+    let script = "mkdir -m 711 \"$SBX_HOMES_DIR\" && mount --bind \"$SBX_HOMES_DIR\" \"$SBX_HOMES_DIR\" && exec \"$0\"";
+    let probe = ["--mount", "mount", "-t", "tmpfs", "none", "/mnt"];
+    let can_mount = Command::new("unshare").args(probe).status();
+    if !can_mount.is_ok_and(|status| status.success()) {
+        skip!("needs a mount namespace of its own, for a disk that becomes read-only");
+    }
+    let words = ["unshare", "--mount", "sh", "-c", script];
+    let server = Server::host().wrapped_in(&words).start();
+    let sandbox = server.sandbox_with(&json!({"name": "kept", "expires_in_secs": 3600}));
+    sandbox.sh("echo kept > file");
+    let id = sandbox.id.clone();
+    drop(sandbox);
+    let before = describe(&server, &id);
+    let change = |body: &str| server.request("PATCH", &target(&id, ""), body.as_bytes());
+    remount(&server, "ro");
+    assert_error(&server.post(SANDBOXES, &json!({})), 507, "no_space");
+    assert_error(
+        &change(r#"{"name":"other","expires_in_secs":null}"#),
+        507,
+        "no_space",
+    );
+    assert_eq!(describe(&server, &id), before, "nothing has changed");
+    assert_eq!(
+        server.get(SANDBOXES).json().as_array().map(Vec::len),
+        Some(1)
+    );
+    let read = server.get(&target(&id, "/files/read?path=file"));
+    assert_eq!(read.text(), "kept\n");
+    remount(&server, "rw");
+    assert_eq!(change(r#"{"name":"other"}"#).json()["name"], "other");
+    let place = end(server, Signal::SIGKILL);
+    let next = in_place_of(&place).start();
+    let found = describe(&next, &id);
+    assert_eq!(
+        (&found["name"], &found["why"]),
+        (&json!("other"), &json!("crash"))
+    );
+    assert_eq!(next.get(SANDBOXES).json().as_array().map(Vec::len), Some(1));
+    assert!(
+        !place.homes().join(".aside").exists() || names_in(place.homes().join(".aside")).is_empty()
     );
 }

@@ -16,6 +16,7 @@ mod lasting;
 mod paths;
 mod pausing;
 mod requests;
+mod rules;
 mod starting;
 mod tcp_ports;
 mod tokens;
@@ -105,7 +106,7 @@ fn homes_of(server: &Server) -> Vec<String> {
 }
 
 /// Starts where another server was, with its homes and users.
-fn in_place_of(place: &HostPlace) -> Builder {
+pub(super) fn in_place_of(place: &HostPlace) -> Builder {
     Server::builder()
         .env("SBX_HOST_MODE", 1)
         .env("SBX_HOMES_DIR", place.homes().display())

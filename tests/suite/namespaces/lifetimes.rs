@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Way, holders_of, needs_namespaces, sandbox, sandbox_with};
 use crate::fixture::{
@@ -296,5 +296,35 @@ fn many_sandboxes_come_and_go_and_leave_nothing() {
             mine.iter().any(|one| one.to_str() == Some(name.as_str()))
         };
         assert_eq!(left.iter().filter(of_server).count(), 0);
+    }
+}
+
+#[test]
+fn a_pause_keeps_what_namespaces_have_in_memory_and_a_stop_does_not() {
+    needs_namespaces!();
+    for way in Way::BOTH {
+        let server = way.builder().start();
+        let sandbox = sandbox(&server);
+        let mark = Mark::new();
+        sandbox.sh("echo home > file; echo memory > /tmp/file; echo memory > /dev/shm/file");
+        sandbox.spawn(&json!({ "cmd": scatter(&mark) }));
+        mark.wait_for(SCATTERED);
+        let change = |act: &str, body: Value| {
+            let target = format!("/v1/sandboxes/{}/{act}", sandbox.id);
+            let reply = server.post(&target, &body);
+            assert_eq!(reply.status, 200, "{}", reply.text());
+        };
+        let files = "cat file; cat /tmp/file /dev/shm/file 2> /dev/null || echo none";
+        change("pause", json!({}));
+        assert_eq!(sandbox.get("files/read?path=file").text(), "home\n");
+        change("resume", json!({}));
+        mark.wait_for(SCATTERED);
+        assert_eq!(sandbox.sh(files), "home\nmemory\nmemory\n");
+        change("pause", json!({ "keep": "files" }));
+        mark.wait_gone(PATIENCE);
+        assert_eq!(holders_of(&server), Vec::<i32>::new());
+        change("resume", json!({}));
+        assert_eq!(sandbox.sh(files), "home\nnone\n");
+        assert_eq!(holders_of(&server).len(), 1);
     }
 }
