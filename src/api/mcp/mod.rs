@@ -146,12 +146,7 @@ fn answer(
         let text = "Accept must list application/json and text/event-stream";
         return Err(Refusal::new(406, "not_acceptable", text));
     }
-    let lease = context.enter(request, scope, Needs::Processes);
-    // Its files can be used in any case.
-    let lease = lease.or_else(|error| match error.kind() {
-        Kind::Stopped | Kind::Paused => context.enter(request, scope, Needs::Files),
-        _ => Err(error),
-    })?;
+    let mut lease = context.enter(request, scope, Needs::Files)?;
     let body = request.body.read_json(MAX_BODY_BYTES, &request.ledger)?;
     let head = &request.head;
     let mut room = Room::new(&lease.ledger);
@@ -183,6 +178,14 @@ fn answer(
         }
         Err(failure) => return Ok(failure.into()),
     };
+    if steps.need_processes() {
+        // In a sandbox that rests its files can be used in any case.
+        match context.enter(request, scope, Needs::Processes) {
+            Ok(running) => lease = running,
+            Err(error) if matches!(error.kind(), Kind::Stopped | Kind::Paused) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
     Ok(reply::perform(context, steps, body, lease, room))
 }
 

@@ -157,6 +157,17 @@ pub(super) enum Steps {
     Batch(Vec<Step>),
 }
 
+impl Steps {
+    /// Whether a tool is called that needs processes.
+    pub(super) fn need_processes(&self) -> bool {
+        let needs = |step: &Step| matches!(step, Step::Call(_, _, call) if call.tool.is_running);
+        match self {
+            Self::One(step) => needs(step),
+            Self::Batch(steps) => steps.iter().any(needs),
+        }
+    }
+}
+
 /// The answer of tools that are called when it is due, one after the other. `body` is what was charged for the
 /// arguments, and `room` has the failures.
 pub(super) fn perform(

@@ -15,14 +15,16 @@ use crate::error::Error;
 pub(super) struct Tool {
     pub(super) name: &'static str,
     run: fn(&mut ToolCall<'_, '_>, &RawValue) -> Outcome,
+    /// Whether it needs processes that run.
+    pub(super) is_running: bool,
 }
 
 /// In the order in which clients see them.
 pub(super) const TOOLS: &[Tool] = &[
-    tool("run", commands::run),
-    tool("start", commands::start),
+    running("run", commands::run),
+    running("start", commands::start),
     tool("output", commands::output),
-    tool("input", commands::input),
+    running("input", commands::input),
     tool("stop", commands::stop),
     tool("processes", commands::processes),
     tool("read_file", files::read),
@@ -35,7 +37,20 @@ pub(super) const TOOLS: &[Tool] = &[
 ];
 
 const fn tool(name: &'static str, run: fn(&mut ToolCall<'_, '_>, &RawValue) -> Outcome) -> Tool {
-    Tool { name, run }
+    let is_running = false;
+    Tool {
+        name,
+        run,
+        is_running,
+    }
+}
+
+const fn running(name: &'static str, run: fn(&mut ToolCall<'_, '_>, &RawValue) -> Outcome) -> Tool {
+    let is_running = true;
+    Tool {
+        is_running,
+        ..tool(name, run)
+    }
 }
 
 /// The names of the arguments of each tool, in the order of [`TOOLS`].
