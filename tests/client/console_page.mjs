@@ -1516,6 +1516,25 @@ const checks = {
     await sees(page, ".empty h2", "No sandbox yet");
   },
 
+  async a_sandbox_rests_and_runs_again(checking) {
+    const server = await checking.server({ isHost: true });
+    const made = await server.api("POST", "/v1/sandboxes", { name: "<b>mine</b>", labels: { team: "a" }, idle_timeout_secs: 600, on_idle: "pause" });
+    const { id } = made.sandboxes[0];
+    const page = await visit(checking, server, `#/s/${id}`);
+    await sees(page, ".facts", "<b>mine</b>");
+    await sees(page, ".facts .badge", "team: a");
+    await sees(page, ".facts", "paused after 10 min 0 s without a request");
+    await sees(page, ".facts .badge", "running");
+    await page.getByRole("button", { name: `Pause sandbox ${id}` }).click();
+    await sees(page, ".facts .badge", "paused");
+    await page.getByRole("button", { name: `Resume sandbox ${id}` }).click();
+    await sees(page, ".facts .badge", "running");
+    await server.api("POST", `/v1/sandboxes/${id}/pause`, { keep: "files" });
+    await page.getByRole("link", { name: "all sandboxes" }).click();
+    await sees(page, "table .badge", "stopped: asked");
+    await sees(page, "table", "<b>mine</b>");
+  },
+
   async the_token_of_a_sandbox(checking) {
     const server = await checking.server({ isHost: true });
     const made = (await server.api("POST", "/v1/sandboxes", { count: 2 })).sandboxes;

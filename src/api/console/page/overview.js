@@ -100,6 +100,30 @@ function curves() {
 const facts = (rows) => h("dl", { class: "facts tall" }, rows.filter(Boolean).map(([term, value]) => h("div", {}, h("dt", {}, term), h("dd", {}, value))));
 const words = (list) => (list?.length ? h("span", { class: "words" }, list.map((word) => badge("quiet", visible(String(word))))) : "none");
 
+/** The tones of the states of a sandbox. */
+const TONES = { running: "good", paused: "busy", stopped: "quiet" };
+
+/** What a sandbox does, and why it does not run. */
+const stateOf = ({ state, why }) => badge(TONES[state] ?? "quiet", why ? `${state}: ${why}` : state);
+
+/** What becomes of a sandbox by a rule, in words. */
+const FATES = { delete: "deleted", pause: "paused", stop: "stopped" };
+const idleRule = (sandbox) => sandbox.idle_timeout_secs
+  ? `${FATES[sandbox.on_idle]} after ${duration(1000 * sandbox.idle_timeout_secs)} without ${sandbox.idle_by === "requests" ? "a request" : "work"}`
+  : "kept for as long as it takes";
+const expiryRule = (sandbox) => sandbox.expires_at_ms
+  ? `${FATES[sandbox.on_expiry]} in ${duration(Math.max(0, sandbox.expires_at_ms - Date.now()))}`
+  : "no end is set";
+
+/** The button that has a sandbox rest, or run again; `done` follows. */
+const restButton = (sandbox, done) => {
+  const [picture, label, act] = sandbox.state === "running" ? ["pause", "Pause", "pause"] : ["play", "Resume", "resume"];
+  return button(picture, { label, title: `${label} sandbox ${sandbox.id}`, onclick: guarded(async () => {
+    await post(`/v1/sandboxes/${encodeURIComponent(sandbox.id)}/${act}`, {});
+    await done();
+  }) });
+};
+
 /** What a workspace uses, and what surrounds it. */
 export function overviewView(workspace, signal) {
   const graphs = curves();
@@ -109,7 +133,7 @@ export function overviewView(workspace, signal) {
   workspace.onSample = redraw;
   redraw();
 
-  (async () => {
+  const describe = async () => {
     const health = await get("/health", signal);
     const { isolation } = health;
     const network = await get(`${workspace.prefix}/network`, signal);
@@ -121,18 +145,22 @@ export function overviewView(workspace, signal) {
         ["Networks it can enforce", words(isolation.postures)]);
     } else if (session.isOperator) {
       const sandbox = await get(workspace.prefix, signal);
-      rows.push(["Sandbox", h("span", { class: "mono" }, sandbox.id)], ["User", String(sandbox.uid)], ["Created", `${ago(sandbox.created_at_ms)} ago`],
+      if (sandbox.name) rows.push(["Name", visible(sandbox.name)]);
+      rows.push(["State", h("span", { class: "row" }, stateOf(sandbox), restButton(sandbox, describe))],
+        ["Labels", words(Object.entries(sandbox.labels).map(([name, value]) => `${name}: ${value}`))],
+        ["Idle", idleRule(sandbox)], ["Lifetime", expiryRule(sandbox)],
+        ["Sandbox", h("span", { class: "mono" }, sandbox.id)], ["User", String(sandbox.uid)], ["Created", `${ago(sandbox.created_at_ms)} ago`],
         ["Layers", words(sandbox.isolation?.layers)],
         ["Limits", words(Object.entries(sandbox.limits ?? {}).map(([name, how]) => `${name}: ${how}`))],
         ["Restrictions", words(sandbox.restrictions)],
-        sandbox.tcp_ports?.length ? ["TCP ports", sandbox.tcp_ports.join(", ")] : null,
-        ["Deleted after", sandbox.idle_timeout_secs ? `${duration(1000 * sandbox.idle_timeout_secs)} without work` : "never"]);
+        sandbox.tcp_ports?.length ? ["TCP ports", sandbox.tcp_ports.join(", ")] : null);
     } else {
       // The server describes a sandbox to its operator only.
       rows.push(["Sandbox", h("span", { class: "mono" }, workspace.sandbox)], ["Layers", words(isolation.layers)]);
     }
     about.replaceChildren(h("h3", {}, "Isolation and limits"), facts(rows));
-  })().catch(complain);
+  };
+  describe().catch(complain);
   return { element, isPage: true, title: "Overview", show() {}, close: () => { workspace.onSample = null; } };
 }
 
@@ -141,7 +169,7 @@ export function sandboxesView(workspace, signal) {
   const graphs = curves();
   const rows = h("tbody");
   const table = h("table", { class: "table" },
-    h("thead", {}, h("tr", {}, ["Sandbox", "Age", "Processors", "Memory", "Processes", "Network", ""].map((title) => h("th", { scope: "col" }, title || h("span", { class: "unseen" }, "Actions"))))), rows);
+    h("thead", {}, h("tr", {}, ["Sandbox", "State", "Age", "Processors", "Memory", "Processes", "Network", ""].map((title) => h("th", { scope: "col" }, title || h("span", { class: "unseen" }, "Actions"))))), rows);
   const nothing = empty("sandboxes", "No sandbox yet", "A sandbox has a user, a home and rules of its own, and takes less than a millisecond to make.");
   table.hidden = nothing.hidden = true;
   const element = h("div", { class: "page" }, graphs.element,
@@ -168,7 +196,7 @@ export function sandboxesView(workspace, signal) {
   }
 
   const makeRow = ({ id }) => h("tr", {},
-    h("td", {}, h("a", { href: `#/s/${encodeURIComponent(id)}`, class: "mono name" }, id)), h("td", { class: "quiet" }), h("td", { class: "figures" }), h("td", { class: "figures" }), h("td", { class: "figures" }), h("td", {}),
+    h("td", {}, h("a", { href: `#/s/${encodeURIComponent(id)}`, class: "mono name" }, id), h("div", { class: "quiet small" })), h("td"), h("td", { class: "quiet" }), h("td", { class: "figures" }), h("td", { class: "figures" }), h("td", { class: "figures" }), h("td", {}),
     h("td", { class: "actions" }, button("trash", { title: `Delete sandbox ${id}`, class: "ghost", onclick: guarded(async () => {
       if (!await ask({ title: "Delete this sandbox?", text: `${id}: its processes end and its home is removed. There is no way back.`, confirm: "Delete", danger: true })) return;
       await call("DELETE", `/v1/sandboxes/${encodeURIComponent(id)}`);
@@ -186,7 +214,10 @@ export function sandboxesView(workspace, signal) {
       const use = used.get(sandbox.id);
       const before = last.get(sandbox.id);
       const rate = use && before ? (1000 * (use.cpu_seconds - before.cpu)) / (now - before.now) : null;
-      const [, age, cpu, memory, processes, network] = row.cells;
+      const [title, state, age, cpu, memory, processes, network] = row.cells;
+      setText(title.lastChild, sandbox.name ? visible(sandbox.name) : "");
+      const does = stateOf(sandbox);
+      if (state.textContent !== does.textContent) state.replaceChildren(does);
       setText(age, ago(sandbox.created_at_ms));
       setText(cpu, rate === null ? "–" : cores(Math.max(0, rate)));
       setText(memory, bytes(use?.memory_limit_used_bytes ?? use?.memory_bytes) + (use?.memory_limit_bytes ? ` of ${bytes(use.memory_limit_bytes)}` : ""));
