@@ -47,6 +47,8 @@ pub enum Kind {
     NotRunning,
     /// The sandbox is paused, and no process of it may run.
     Paused,
+    /// What the sandbox is does not allow this change while it runs.
+    NotPossible,
     /// The processes of a sandbox could not be stopped in time.
     Busy,
     /// A client that may only watch a terminal types there.

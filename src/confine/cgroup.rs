@@ -28,6 +28,9 @@ const LEAF: &str = "sbx-server";
 /// What the names of the cgroups of sandboxes begin with.
 const PREFIX: &str = "sbx-";
 
+/// The value of a setting that limits nothing.
+const UNLIMITED: &str = "max";
+
 /// The time in which a sandbox gets its share of the processor: a tenth of a second.
 const PERIOD: Duration = Duration::from_millis(100);
 
@@ -263,20 +266,31 @@ impl Cgroup {
         self.directory.as_fd()
     }
 
-    fn set(&self, limits: CgroupLimits) -> io::Result<()> {
+    /// Puts limits in force, at once for what is in it.
+    ///
+    /// # Errors
+    /// Some of them may be in force then.
+    pub(super) fn set(&self, limits: CgroupLimits) -> io::Result<()> {
         let set = |name: &str, value: &str| write(&self.path.join(name), value);
-        if let Some(memory) = limits.memory {
-            // Not with `memory.oom.group`: the kernel would kill also who shares memory with a command, which the server does
-            // until execve. Who notices a kill kills the rest.
-            set("memory.max", &memory.to_string())?;
-            match set("memory.swap.max", "0") {
-                // Swap is not accounted: harmless if there is none.
-                Err(error) if error.kind() == io::ErrorKind::NotFound && !proc::has_swap() => {}
-                result => result?,
-            }
+        // Not with `memory.oom.group`: the kernel would kill also who shares memory with a command, which the server does
+        // until execve. Who notices a kill kills the rest.
+        let memory = limits.memory.map(|bytes| bytes.to_string());
+        set("memory.max", memory.as_deref().unwrap_or(UNLIMITED))?;
+        let swap = if limits.memory.is_some() {
+            "0"
+        } else {
+            UNLIMITED
+        };
+        match set("memory.swap.max", swap) {
+            // Swap is not accounted: harmless if there is none, or no limit.
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound
+                    && (limits.memory.is_none() || !proc::has_swap()) => {}
+            result => result?,
         }
-        if let Some(cpu) = limits.cpu {
-            set("cpu.max", &cpu_max(cpu))?;
+        if self.parent.has_cpu {
+            let cpu = limits.cpu.map(cpu_max);
+            set("cpu.max", cpu.as_deref().unwrap_or(UNLIMITED))?;
         }
         set("pids.max", &limits.processes.to_string())
     }

@@ -13,6 +13,7 @@ use super::cgroup::{self, Cgroup, CgroupLimits, Cgroups, Kills};
 use crate::error::{Error, Kind, Result};
 use crate::spec::sandbox::WholeLimits;
 use crate::sys::proc;
+use crate::threads::lock::{Mutex, lock};
 
 /// Commands and interpreters that have ended for the limit of their sandbox.
 static ENDED_COMMANDS: AtomicU64 = AtomicU64::new(0);
@@ -26,9 +27,10 @@ pub struct Limiter {
 
 /// The limits in force for one sandbox.
 pub struct Limits {
-    asked: WholeLimits,
-    /// Whether a cgroup keeps them while something runs; else it is the watchdog.
-    is_by_cgroup: bool,
+    /// Guards the value alone.
+    asked: Mutex<WholeLimits>,
+    /// Whether a cgroup keeps whatever limits there are once something runs; else, for now, it is the watchdog.
+    will_have_cgroup: bool,
     cgroup: Option<Cgroup>,
     /// How often the watchdog has begun and ended a kill.
     kills: AtomicU64,
@@ -115,23 +117,42 @@ impl Limiter {
             }
             _ => None,
         };
-        Ok(self.limits(asked, cgroup))
+        Ok(Arc::new(Limits::new(asked, cgroup, false)))
     }
 
     /// The limits of a sandbox in which nothing runs: none is in force.
     pub fn at_rest(&self, asked: WholeLimits) -> Arc<Limits> {
-        self.limits(asked, None)
+        Arc::new(Limits::new(asked, None, self.cgroups.is_ok()))
     }
 
-    fn limits(&self, asked: WholeLimits, cgroup: Option<Cgroup>) -> Arc<Limits> {
-        Arc::new(Limits {
-            asked,
-            is_by_cgroup: self.cgroups.is_ok() && asked != WholeLimits::default(),
-            cgroup,
-            kills: AtomicU64::new(0),
-            used: AtomicU64::new(0),
-            finished: AtomicU64::new(0),
-        })
+    /// Changes the limits of a sandbox, at once for what runs in it. Call it while nobody else does.
+    ///
+    /// # Errors
+    /// `Unavailable`, as from [`Limiter::check`]; `NotPossible` if they need a cgroup, and the sandbox runs without one;
+    /// `System` if the kernel refuses. The limits stay what they were.
+    pub fn change(&self, limits: &Limits, asked: WholeLimits, processes: u64) -> Result<()> {
+        self.check(asked)?;
+        let before = limits.asked();
+        let values = |whole: WholeLimits| CgroupLimits {
+            memory: whole.memory,
+            cpu: whole.cpu,
+            processes,
+        };
+        if let Some(cgroup) = &limits.cgroup {
+            cgroup.set(values(asked)).map_err(|error| {
+                let _ = cgroup.set(values(before));
+                Error::io("cannot change the limits of the cgroup", &error)
+            })?;
+        } else if self.cgroups.is_ok()
+            && !limits.will_have_cgroup
+            && asked != WholeLimits::default()
+        {
+            let text = "a sandbox that was started without max_total_mem_mb and max_cpu gets them while it is stopped: stop \
+                        it, change it and start it";
+            return Err(Error::new(Kind::NotPossible, text));
+        }
+        *lock(&limits.asked) = asked;
+        Ok(())
     }
 
     /// Removes what deleted sandboxes have left.
@@ -143,29 +164,46 @@ impl Limiter {
 }
 
 impl Limits {
+    fn new(asked: WholeLimits, cgroup: Option<Cgroup>, will_have_cgroup: bool) -> Self {
+        Self {
+            asked: Mutex::new(asked),
+            will_have_cgroup,
+            cgroup,
+            kills: AtomicU64::new(0),
+            used: AtomicU64::new(0),
+            finished: AtomicU64::new(0),
+        }
+    }
+
     /// What was asked for.
     pub fn asked(&self) -> WholeLimits {
-        self.asked
+        *lock(&self.asked)
+    }
+
+    /// Whether a cgroup keeps them.
+    fn is_by_cgroup(&self) -> bool {
+        let is_asked = || self.asked() != WholeLimits::default();
+        self.cgroup.is_some() || (self.will_have_cgroup && is_asked())
     }
 
     /// What keeps the limit on memory; `None` without one.
     pub fn memory_by(&self) -> Option<&'static str> {
-        let by = if self.is_by_cgroup {
+        let by = if self.is_by_cgroup() {
             "cgroup"
         } else {
             "watchdog"
         };
-        self.asked.memory.map(|_| by)
+        self.asked().memory.map(|_| by)
     }
 
     /// What keeps the limit on processor time; `None` without one.
     pub fn cpu_by(&self) -> Option<&'static str> {
-        self.asked.cpu.map(|_| "cgroup")
+        self.asked().cpu.map(|_| "cgroup")
     }
 
     /// What keeps the limit on processes.
     pub fn processes_by(&self) -> &'static str {
-        if self.is_by_cgroup {
+        if self.is_by_cgroup() {
             "cgroup"
         } else {
             "rlimit"
@@ -184,7 +222,7 @@ impl Limits {
 
     /// Most bytes of memory, if the watchdog has to keep the limit.
     pub fn watched(&self) -> Option<u64> {
-        self.asked.memory.filter(|_| !self.is_by_cgroup)
+        self.asked().memory.filter(|_| !self.is_by_cgroup())
     }
 
     /// The directory of the cgroup that commands run in.
@@ -194,7 +232,7 @@ impl Limits {
 
     /// Bytes of memory that count for the limit; `None` without one. The watchdog's figure is that of its last look.
     pub fn memory_used(&self) -> Option<u64> {
-        self.asked.memory?;
+        self.asked().memory?;
         match &self.cgroup {
             Some(cgroup) => cgroup.memory_used(),
             None => Some(self.used.load(Ordering::Relaxed)),
@@ -239,7 +277,7 @@ impl Limits {
     /// Kills what a kill for memory has left in the cgroup: nobody expects half of a program. Call it about once a
     /// second.
     pub fn finish_kill(&self) {
-        if self.asked.memory.is_some()
+        if self.asked().memory.is_some()
             && let Some(cgroup) = &self.cgroup
         {
             let kills = cgroup.kills().processes;

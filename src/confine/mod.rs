@@ -49,6 +49,9 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 /// LANG where nobody has chosen another: without it programs take text for ASCII.
 const DEFAULT_LANG: &str = "C.UTF-8";
 
+/// The limits of each process of a sandbox.
+pub type ProcessLimits = Arc<[(Resource, libc::rlimit)]>;
+
 /// How the commands of one workspace are started.
 pub struct Confinement {
     /// `NAME=value`, by name.
@@ -60,7 +63,8 @@ pub struct Confinement {
     home: Home,
     /// The virtual environment of commands that start from now on.
     venv: Mutex<Option<String>>,
-    limits: Vec<(Resource, libc::rlimit)>,
+    /// Those of each process that starts from now on. Guards the list alone.
+    limits: Mutex<ProcessLimits>,
     /// What commands reach over the network unless they choose less.
     network: NetworkPolicy,
     networks: Arc<Networks>,
@@ -171,7 +175,7 @@ impl Confinement {
             chosen: Arc::default(),
             directory,
             venv: Mutex::default(),
-            limits: vec![open_files()],
+            limits: Mutex::new([open_files()].into()),
             network,
             networks,
             tcp_rules: TcpRules::new(None),
@@ -312,6 +316,11 @@ impl Confinement {
     /// PATH unless the command's own environment sets that.
     pub fn set_venv(&self, path: String) {
         *lock(&self.venv) = Some(path);
+    }
+
+    /// Gives the processes that start from now on other limits, which come from the policy.
+    pub fn set_limits(&self, limits: ProcessLimits) {
+        *lock(&self.limits) = limits;
     }
 
     /// The user of the commands; `None` for the server's own.

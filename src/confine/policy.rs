@@ -11,8 +11,8 @@ use super::namespaces::{NamespaceMaker, NamespacesSpec};
 use super::network::{Networks, TcpRules};
 use super::ruleset::SystemRules;
 use super::{
-    Confinement, DEFAULT_LANG, DEFAULT_PATH, Grants, Home, Limits, Namespaces, USER_NAME, Wall,
-    inner_sockets, open_files, system_files,
+    Confinement, DEFAULT_LANG, DEFAULT_PATH, Grants, Home, Limits, Namespaces, ProcessLimits,
+    USER_NAME, Wall, inner_sockets, open_files, system_files,
 };
 use crate::codec::table::Table;
 use crate::egress::{EgressListener, Exits};
@@ -165,6 +165,17 @@ impl Policy {
         (resource, limit)
     }
 
+    /// The limits of each process of a sandbox that may have so many, with so many bytes of data each.
+    pub fn limits(&self, max_processes: u64, max_memory: Option<u64>) -> ProcessLimits {
+        let data = max_memory.map(|bytes| limit(libc::RLIMIT_DATA, bytes));
+        let always = [
+            limit(libc::RLIMIT_NPROC, max_processes),
+            limit(libc::RLIMIT_CORE, NO_CORE),
+            self.open_files(max_processes),
+        ];
+        always.into_iter().chain(data).collect()
+    }
+
     /// Prepares the confinement of a sandbox.
     ///
     /// # Errors
@@ -213,20 +224,13 @@ impl Policy {
         .chain(all_ports)
         .filter_map(|(name, value)| Some((name.into(), entry(OsStr::new(name), &value)?)));
         let environment = Table::from(environment.collect::<Vec<_>>());
-        let mut limits = vec![
-            limit(libc::RLIMIT_NPROC, sandbox.max_processes),
-            limit(libc::RLIMIT_CORE, NO_CORE),
-            self.open_files(sandbox.max_processes),
-        ];
-        let max_memory = sandbox.max_memory;
-        limits.extend(max_memory.map(|bytes| limit(libc::RLIMIT_DATA, bytes)));
         Ok(Confinement {
             environment,
             chosen: Arc::clone(sandbox.environment),
             directory: home.clone(),
             home: sandbox.home,
             venv: Mutex::default(),
-            limits,
+            limits: Mutex::new(self.limits(sandbox.max_processes, sandbox.max_memory)),
             network: sandbox.network,
             networks: Arc::clone(if namespaces.is_some() {
                 &self.inner_networks

@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -17,6 +17,7 @@ use crate::error::{Error, Kind, Result, cause};
 use crate::spec::command::{CommandLine, CommandSpec};
 use crate::spec::network::NetworkPolicy;
 use crate::sys::{self, ChildPlan, Restriction, SpawnError, SpawnStep, Spawned};
+use crate::threads::lock::lock;
 
 /// Added to the server's `oom_score_adj` for commands, so that the kernel kills a command first, in thousandths of
 /// the memory: as long as the server holds less than this part. Memory that belongs to no process, such as
@@ -75,7 +76,8 @@ impl Confinement {
         let (programs, arguments) = (spec.programs(search), spec.arguments(search));
         let directory = self.directory.join(spec.directory().unwrap_or_default());
         let mark = mark.map(Mark::limit);
-        let limits: Vec<_> = self.limits.iter().copied().chain(mark).collect();
+        let limits = Arc::clone(&*lock(&self.limits));
+        let limits: Vec<_> = limits.iter().copied().chain(mark).collect();
         let plan = ChildPlan {
             programs: &programs,
             arguments: &arguments,

@@ -10,7 +10,7 @@ use crate::clock::now_ms;
 use crate::codec::fields::Change;
 use crate::codec::table::Table;
 use crate::limits::activity::IdleBy;
-use crate::spec::sandbox::{Fate, LifeRules, Settings, StopCause};
+use crate::spec::sandbox::{Fate, LifeRules, ResourceLimits, Settings, StopCause};
 use crate::threads::lock::lock;
 
 /// The end of a sandbox's life.
@@ -204,6 +204,27 @@ pub struct SettingsChange {
     /// Without one it lives for ever.
     pub lifetime: Change<Duration>,
     pub rules: RulesChange,
+    pub limits: LimitsChange,
+}
+
+/// What is changed of the limits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LimitsChange {
+    /// Without one it is the host's default.
+    pub processes: Change<u64>,
+    pub data: Change<u64>,
+    pub memory: Change<u64>,
+    pub cpu: Change<Duration>,
+}
+
+impl LimitsChange {
+    /// Changes limits.
+    pub(super) fn apply(self, limits: &mut ResourceLimits) {
+        self.processes.apply(&mut limits.processes);
+        self.data.apply(&mut limits.data);
+        self.memory.apply(&mut limits.whole.memory);
+        self.cpu.apply(&mut limits.whole.cpu);
+    }
 }
 
 /// What is changed of the rules.
@@ -230,6 +251,7 @@ impl SettingsChange {
             labels,
             lifetime,
             rules,
+            limits,
         } = self;
         name.apply(&mut settings.name);
         set(&mut settings.labels, labels);
@@ -239,6 +261,7 @@ impl SettingsChange {
         set(&mut settings.rules.on_idle, rules.on_idle);
         set(&mut settings.rules.on_expiry, rules.on_expiry);
         set(&mut settings.rules.auto_resume, rules.auto_resume);
+        limits.apply(&mut settings.limits);
     }
 }
 
@@ -250,6 +273,10 @@ impl Lasting {
 
     pub fn rules(&self) -> LifeRules {
         lock(&self.life).settings.rules
+    }
+
+    pub fn resource_limits(&self) -> ResourceLimits {
+        lock(&self.life).settings.limits
     }
 
     /// When its time is over; `None` for never, or while it stands still.

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use nix::errno::Errno;
 
+use super::changing::starters;
 use super::life::Life;
 use super::pausing::Pausing;
 use super::records::RecordFile;
@@ -20,7 +21,7 @@ use crate::files::Root;
 use crate::ports::{Ports, TcpPortsInside};
 use crate::spec::isolation::Isolation;
 use crate::spec::network::NetworkPolicy;
-use crate::spec::sandbox::{Phase, SandboxSpec};
+use crate::spec::sandbox::{Phase, ResourceLimits, SandboxSpec, Settings};
 use crate::threads::lock::Mutex;
 use crate::workspace::Workspace;
 use crate::{fault, logging, sys};
@@ -48,12 +49,19 @@ impl Host {
             );
             return Err(Error::new(Kind::Unavailable, text));
         }
-        self.limiter.check(spec.whole)?;
+        let limits = spec.settings.limits;
+        self.limiter.check(limits.whole)?;
         let grants = self.grants(spec)?;
         let spec = Arc::new(SandboxSpec {
             isolation: Some(isolation),
             network: Some(network.clone()),
-            max_processes: Some(spec.max_processes.unwrap_or(self.default_max_processes)),
+            settings: Settings {
+                limits: ResourceLimits {
+                    processes: limits.processes.or(Some(self.default_max_processes)),
+                    ..limits
+                },
+                ..spec.settings.clone()
+            },
             read_only_paths: grants.paths.read_only.clone(),
             read_write_paths: grants.paths.read_write.clone(),
             ..spec.clone()
@@ -205,18 +213,20 @@ impl Host {
         if let (Some(shown), Isolation::Namespaces) = (&spec.shown_home, isolation) {
             paths.in_sandbox.clone_from(shown);
         }
+        let wanted = lasting.resource_limits();
         let max_processes = lasting.max_processes();
         let ledger = Arc::clone(&lasting.ledger);
         let exits = Exits::new(Arc::clone(&self.egress), Arc::clone(&ledger), Some(user));
-        // A command in namespaces is started by a process that ends at once.
-        let starter = u64::from(isolation == Isolation::Namespaces);
         let limits = if is_at_rest {
-            self.limiter.at_rest(spec.whole)
+            self.limiter.at_rest(wanted.whole)
         } else {
             // Somebody may still have what kept the limits of the run before.
             let name = format!("{}-{}", lasting.id, phase.runs);
-            self.limiter
-                .apply(&name, spec.whole, max_processes + starter)?
+            self.limiter.apply(
+                &name,
+                wanted.whole,
+                max_processes.saturating_add(starters(isolation)),
+            )?
         };
         let confinement = self.policy.confine(SandboxSettings {
             id: &lasting.id,
@@ -225,7 +235,7 @@ impl Host {
             home_directory: home.as_fd(),
             environment: &spec.environment,
             max_processes,
-            max_memory: spec.max_memory,
+            max_memory: wanted.data,
             isolation,
             network: lasting.network().clone(),
             exits,

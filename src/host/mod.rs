@@ -4,11 +4,12 @@
 //! slot is reserved before anything is made and given back when everything is gone, so the capacity is
 //! exact under concurrency. A uid is reused only after the kernel reported no process of it.
 //!
-//! This file has the state of a host, and what can be asked of it. [`making`], [`phases`], [`pausing`], [`maintaining`] and [`ending`]
-//! are the life of a sandbox. Their parts have files of their own: [`table`] counts, [`users`] assigns uids, [`claims`]
+//! This file has the state of a host, and what can be asked of it. [`making`], [`phases`], [`pausing`], [`changing`], [`maintaining`] and
+//! [`ending`] are the life of a sandbox. Their parts have files of their own: [`table`] counts, [`users`] assigns uids, [`claims`]
 //! keeps other hosts off them, [`leftovers`] ends what an earlier server left, [`ids`] makes ids, [`homes`] directories, [`records`]
 //! writes down what lasts, [`signals`] kills, [`watchdog`] looks at the memory of sandboxes.
 
+mod changing;
 mod claims;
 mod ending;
 mod homes;
@@ -53,7 +54,7 @@ use claims::Claims;
 pub use ending::AllEnded;
 use homes::Homes;
 use ids::Ids;
-pub use life::{By, RulesChange, SettingsChange, Waker};
+pub use life::{By, LimitsChange, RulesChange, SettingsChange, Waker};
 pub use pausing::SandboxState;
 use records::Records;
 use records::adoption::{Adoption, adopt};
@@ -328,41 +329,6 @@ impl Host {
         // Without the table's lock: there may be thousands.
         let all: Vec<_> = self.table().sandboxes.values().cloned().collect();
         all.into_iter().find(|sandbox| is_it(sandbox))
-    }
-
-    /// Changes what can change of a sandbox. A lifetime is counted from now on. What cannot be written down is not changed.
-    ///
-    /// # Errors
-    /// `NotFound`; `NoSpace` if it cannot be written down.
-    pub fn change(&self, id: &str, change: SettingsChange) -> Result<Arc<Sandbox>> {
-        // Under the table's lock: one whose time is over is taken out of it under the same.
-        let table = self.table();
-        let sandbox = table.sandboxes.get(id).ok_or_else(|| unknown(id))?;
-        let sandbox = Arc::clone(sandbox);
-        if change == SettingsChange::default() {
-            return Ok(sandbox);
-        }
-        let before = sandbox.change(change);
-        drop(table);
-        self.write_down(&sandbox)
-            .inspect_err(|_| sandbox.take_back(before))?;
-        Ok(sandbox)
-    }
-
-    /// Ends a sandbox no earlier than after this time from now. One that has no end keeps none.
-    ///
-    /// # Errors
-    /// `NotFound`; `NoSpace` if it cannot be written down.
-    pub fn extend_lifetime(&self, id: &str, least: Duration) -> Result<Arc<Sandbox>> {
-        let table = self.table();
-        let sandbox = table.sandboxes.get(id).ok_or_else(|| unknown(id))?;
-        let sandbox = Arc::clone(sandbox);
-        let is_later = sandbox.extend_lifetime(least);
-        drop(table);
-        if is_later {
-            self.write_down(&sandbox)?;
-        }
-        Ok(sandbox)
     }
 
     /// Number of commands that run in all sandboxes.

@@ -335,7 +335,7 @@ impl Host {
             let (isolation, network) = (lasting.isolation(), lasting.network());
             self.policy.check_isolation(isolation)?;
             self.policy.check_network(isolation, network)?;
-            self.limiter.check(lasting.spec.whole)?;
+            self.limiter.check(lasting.resource_limits().whole)?;
             self.grants(&lasting.spec)?
         };
         self.assemble(lasting, phase, home, Some(sandbox), &grants)

@@ -129,7 +129,7 @@ impl Lasting {
 
     /// Most processes and threads at once.
     pub fn max_processes(&self) -> u64 {
-        self.spec.max_processes.unwrap_or(u64::MAX)
+        self.resource_limits().processes.unwrap_or(u64::MAX)
     }
 
     /// What its commands reach over the network.

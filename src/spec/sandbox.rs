@@ -15,12 +15,6 @@ use crate::limits::activity::IdleBy;
 pub struct SandboxSpec {
     /// Variables that are added to the environment of every command.
     pub environment: Arc<[EnvironmentChange]>,
-    /// Most processes and threads at once.
-    pub max_processes: Option<u64>,
-    /// Most bytes of data of each process (`RLIMIT_DATA`); `None` means no limit.
-    pub max_memory: Option<u64>,
-    /// Limits of the sandbox as a whole.
-    pub whole: WholeLimits,
     /// What surrounds its commands; `None` for the host's default.
     pub isolation: Option<Isolation>,
     /// What its commands reach over the network; `None` for the host's default.
@@ -51,6 +45,18 @@ pub struct Settings {
     /// How long it lives from when this was set; `None` means for ever.
     pub lifetime: Option<Duration>,
     pub rules: LifeRules,
+    pub limits: ResourceLimits,
+}
+
+/// How much a sandbox may take of the machine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ResourceLimits {
+    /// Most processes and threads at once; `None` means the host's default.
+    pub processes: Option<u64>,
+    /// Most bytes of data of each process (`RLIMIT_DATA`); `None` means no limit.
+    pub data: Option<u64>,
+    /// Limits of the sandbox as a whole.
+    pub whole: WholeLimits,
 }
 
 /// What becomes of a sandbox that is left alone, or whose time is over.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::client::{Interrupt, Stopped};
-use crate::confine::Confinement;
+use crate::confine::{Confinement, ProcessLimits};
 use crate::egress::Report;
 use crate::error::{Error, Kind, Result};
 use crate::files::name::FilePath;
@@ -202,6 +202,11 @@ impl Workspace {
     /// Where its commands have temporary files of their own, from here on; `None` for nowhere.
     pub fn set_temporary(&self, directory: Option<OwnedFd>) {
         self.root.set_temporary(directory);
+    }
+
+    /// Gives the processes that start from now on other limits.
+    pub fn set_limits(&self, limits: ProcessLimits) {
+        self.confinement.set_limits(limits);
     }
 
     /// The names of the network policies that its commands can have.

@@ -257,6 +257,7 @@ impl From<Error> for E2bError {
             | Kind::StdinBusy
             | Kind::NotPty
             | Kind::NotRunning
+            | Kind::NotPossible
             | Kind::ReadOnly
             | Kind::IdInUse
             | Kind::ContextDead

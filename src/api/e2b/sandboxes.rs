@@ -734,7 +734,6 @@ fn sandbox_spec(mut fields: Fields<'_>, templates: &[String]) -> Result<SandboxS
     Ok(SandboxSpec {
         environment: environment.into(),
         settings: Settings {
-            name: None,
             labels: Arc::new(metadata),
             lifetime: Some(lifetime(&mut fields, "timeout")?.unwrap_or(LIFETIME)),
             rules: LifeRules {
@@ -742,6 +741,7 @@ fn sandbox_spec(mut fields: Fields<'_>, templates: &[String]) -> Result<SandboxS
                 auto_resume,
                 ..LifeRules::default()
             },
+            ..Settings::default()
         },
         template,
         network: if has_internet {

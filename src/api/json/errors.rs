@@ -32,6 +32,7 @@ impl From<Error> for Refusal {
             Kind::NotPty => (409, "not_pty"),
             Kind::NotRunning => (409, "not_running"),
             Kind::Paused => (409, "paused"),
+            Kind::NotPossible => (409, "not_possible"),
             Kind::ReadOnly => (409, "read_only"),
             Kind::IdInUse => (409, "id_in_use"),
             Kind::ContextDead => (409, "context_dead"),

@@ -1,8 +1,5 @@
 //! Sandboxes and their server in JSON.
 
-use std::ops::RangeInclusive;
-use std::time::Duration;
-
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
@@ -15,7 +12,7 @@ use crate::host::Sandbox;
 use crate::machine::Machine;
 use crate::spec::command::{EnvironmentChange, check_environment};
 use crate::spec::isolation::Isolation;
-use crate::spec::sandbox::{SandboxSpec, StopCause, WholeLimits};
+use crate::spec::sandbox::{SandboxSpec, StopCause};
 
 /// Most sandboxes of one request.
 const MAX_SANDBOXES: u64 = 10_000;
@@ -24,23 +21,11 @@ const MAX_SANDBOXES: u64 = 10_000;
 /// (`MAX_ARG_STRLEN`, execve(2)).
 const MAX_ENVIRONMENT_BYTES: usize = 128 * 1024;
 
-/// Largest `max_procs`.
-const MAX_PROCESSES: u64 = 1 << 20;
-
 /// Most TCP ports of a sandbox.
 const MAX_TCP_PORTS: u64 = 16;
 
 /// Most paths that are added to what a sandbox can read, or change.
 const MAX_PATHS: usize = 64;
-
-/// Largest `max_mem_mb` and `max_total_mem_mb`, in MiB.
-const MAX_MEMORY_MB: u64 = 1 << 30;
-
-/// The values of `max_cpu`, in seconds of processor time for each second.
-const CPU: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(4096);
-
-/// The same for people.
-const ACCEPTED_CPU: &str = "a number of processors from 0.1 to 4096";
 
 /// Reads the body of a request for sandboxes: their number and settings. An empty body asks for one
 /// sandbox with the defaults.
@@ -59,19 +44,11 @@ pub(in crate::api) fn sandbox_request(fields: &mut Fields<'_>) -> Result<(usize,
         )));
     }
     let count = fields.whole("count", 1..=MAX_SANDBOXES)?.unwrap_or(1);
-    let memory = fields.whole("max_mem_mb", 1..=MAX_MEMORY_MB)?;
-    let total = fields.whole("max_total_mem_mb", 1..=MAX_MEMORY_MB)?;
     let ports = fields.whole("tcp_ports", 0..=MAX_TCP_PORTS)?.unwrap_or(0);
     let spec = SandboxSpec {
         environment: environment.into(),
         settings: settings(fields)?,
-        max_processes: fields.whole("max_procs", 1..=MAX_PROCESSES)?,
-        max_memory: memory.map(|megabytes| megabytes << 20),
         isolation: fields.choice("isolation", &Isolation::NAMES)?,
-        whole: WholeLimits {
-            memory: total.map(|megabytes| megabytes << 20),
-            cpu: fields.processors("max_cpu", ACCEPTED_CPU, CPU)?,
-        },
         network: network::policy(fields)?,
         read_only_paths: paths(fields, "read_only_paths")?,
         read_write_paths: paths(fields, "read_write_paths")?,
@@ -267,7 +244,7 @@ impl SandboxDocument {
             why: sandbox.phase.stopped.map(StopCause::name),
             settings: SettingsDocument::of(sandbox),
             max_procs: sandbox.max_processes(),
-            max_mem_mb: sandbox.spec.max_memory.map(|bytes| bytes >> 20),
+            max_mem_mb: sandbox.resource_limits().data.map(|bytes| bytes >> 20),
             max_total_mem_mb: limits.asked().memory.map(|bytes| bytes >> 20),
             max_cpu: limits.asked().cpu.map(|time| time.as_secs_f64()),
             limits: LimitsDocument {

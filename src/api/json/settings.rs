@@ -1,5 +1,6 @@
 //! What can change of a sandbox while it lives, in JSON.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use serde_json::value::RawValue;
 use crate::codec::fields::{Change, Fields, JsonType, Members, decoded, wrong_type};
 use crate::codec::table::Table;
 use crate::error::{Error, Result};
-use crate::host::{RulesChange, Sandbox, SettingsChange};
+use crate::host::{LimitsChange, RulesChange, Sandbox, SettingsChange};
 use crate::limits::activity::IdleBy;
 use crate::spec::sandbox::{Fate, Settings};
 
@@ -20,6 +21,18 @@ const MAX_NAME: usize = 128;
 const MAX_LABELS: usize = 64;
 const MAX_LABEL_NAME: usize = 128;
 const MAX_LABEL_VALUE: usize = 1024;
+
+/// Largest `max_procs`.
+const MAX_PROCESSES: u64 = 1 << 20;
+
+/// Largest `max_mem_mb` and `max_total_mem_mb`, in MiB.
+const MAX_MEMORY_MB: u64 = 1 << 30;
+
+/// The values of `max_cpu`, in seconds of processor time for each second.
+const CPU: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(4096);
+
+/// The same for people.
+const ACCEPTED_CPU: &str = "a number of processors from 0.1 to 4096";
 
 /// What labels are, for people.
 const ACCEPTED_LABELS: &str = "an object of at most 64 texts of at most 1024 bytes, named with 1 to 128 letters, digits, and . _ / -";
@@ -49,6 +62,16 @@ pub(in crate::api) fn settings_change(fields: &mut Fields<'_>) -> Result<Setting
                 .removable("auto_resume", Fields::boolean)?
                 .or_default(),
         },
+        limits: LimitsChange {
+            processes: fields.removable("max_procs", |fields, name| {
+                fields.whole(name, 1..=MAX_PROCESSES)
+            })?,
+            data: fields.removable("max_mem_mb", megabytes)?,
+            memory: fields.removable("max_total_mem_mb", megabytes)?,
+            cpu: fields.removable("max_cpu", |fields, name| {
+                fields.processors(name, ACCEPTED_CPU, CPU)
+            })?,
+        },
     })
 }
 
@@ -69,13 +92,23 @@ pub(in crate::api) fn is_of_name(change: &SettingsChange) -> bool {
         labels,
         lifetime,
         rules,
+        limits,
     } = change;
-    labels.is_none() && *lifetime == Change::Keep && *rules == RulesChange::default()
+    labels.is_none()
+        && *lifetime == Change::Keep
+        && *rules == RulesChange::default()
+        && *limits == LimitsChange::default()
 }
 
 fn seconds(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<Duration>> {
     let seconds = fields.whole(name, 0..=u32::MAX.into())?;
     Ok(seconds.map(Duration::from_secs))
+}
+
+/// Mebibytes, in bytes.
+fn megabytes(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<u64>> {
+    let megabytes = fields.whole(name, 1..=MAX_MEMORY_MB)?;
+    Ok(megabytes.map(|megabytes| megabytes << 20))
 }
 
 fn fate(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<Fate>> {
@@ -153,6 +186,7 @@ impl SettingsDocument {
             labels,
             lifetime: _,
             rules,
+            limits: _,
         } = sandbox.settings();
         Self {
             name,
@@ -243,6 +277,10 @@ mod tests {
             r#""on_idle":"stop""#,
             r#""on_expiry":null"#,
             r#""auto_resume":false"#,
+            r#""max_procs":null"#,
+            r#""max_mem_mb":1"#,
+            r#""max_total_mem_mb":1"#,
+            r#""max_cpu":2"#,
         ] {
             assert!(
                 !is_of_name(&change(&format!("{{{more}}}")).unwrap()),

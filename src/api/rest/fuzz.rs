@@ -936,13 +936,21 @@ fn sandboxes_are_what_their_json_says() {
                         .map_or(0, |limit| limit.as_secs()),
                     idle.unwrap_or(0)
                 );
-                assert_eq!(spec.max_processes, processes);
-                assert_eq!(spec.whole.memory, total.map(|megabytes| megabytes << 20));
-                let found = spec.whole.cpu.map(|time| time.as_secs_f64());
+                assert_eq!(spec.settings.limits.processes, processes);
+                assert_eq!(
+                    spec.settings.limits.whole.memory,
+                    total.map(|megabytes| megabytes << 20)
+                );
+                let found = spec
+                    .settings
+                    .limits
+                    .whole
+                    .cpu
+                    .map(|time| time.as_secs_f64());
                 let difference = found.unwrap_or(0.0) - cpu.unwrap_or(0.0);
                 assert!(difference.abs() < 1e-6, "{found:?} {cpu:?}");
                 assert_eq!(
-                    spec.max_memory,
+                    spec.settings.limits.data,
                     memory.map(|megabytes| megabytes * 1024 * 1024)
                 );
                 let read = spec.environment.iter().map(variable).collect();

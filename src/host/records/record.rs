@@ -17,7 +17,9 @@ use crate::limits::activity::IdleBy;
 use crate::spec::command::EnvironmentChange;
 use crate::spec::isolation::Isolation;
 use crate::spec::network::{Filter, NetworkPolicy, Protocol, Rule, Rules, Upstream};
-use crate::spec::sandbox::{Fate, LifeRules, Phase, SandboxSpec, Settings, StopCause, WholeLimits};
+use crate::spec::sandbox::{
+    Fate, LifeRules, Phase, ResourceLimits, SandboxSpec, Settings, StopCause, WholeLimits,
+};
 
 /// The layout that this version writes, and the only one that it reads.
 const FORMAT: u64 = 1;
@@ -134,6 +136,7 @@ impl Record {
             labels,
             lifetime,
             rules,
+            limits,
         } = &self.settings;
         let seconds = |time: Option<Duration>| time.map(|time| time.as_secs());
         members.text("name", name.as_deref());
@@ -157,11 +160,11 @@ impl Record {
             environment.raw(name, Some(value));
         }
         members.raw("env", Some(environment.end()));
-        members.number("processes", spec.max_processes);
-        members.number("data_bytes", spec.max_memory);
-        members.number("memory_bytes", spec.whole.memory);
+        members.number("processes", limits.processes);
+        members.number("data_bytes", limits.data);
+        members.number("memory_bytes", limits.whole.memory);
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        members.number("cpu_us", spec.whole.cpu.map(micros));
+        members.number("cpu_us", limits.whole.cpu.map(micros));
         members.text("isolation", spec.isolation.map(Isolation::name));
         if let Some(network) = &spec.network {
             write_network(&mut members, network);
@@ -228,17 +231,19 @@ fn read(fields: &mut Fields<'_>) -> Result<Record> {
             on_expiry: fate(fields, "on_expiry")?,
             auto_resume: flag(fields, "auto_resume")?,
         },
+        limits: ResourceLimits {
+            processes: whole(fields, "processes")?,
+            data: whole(fields, "data_bytes")?,
+            whole: WholeLimits {
+                memory: whole(fields, "memory_bytes")?,
+                cpu: whole(fields, "cpu_us")?.map(Duration::from_micros),
+            },
+        },
     };
     let ports = texts(fields, "tcp_ports")?.into_iter();
     let ports = ports.map(|port| port.parse().map_err(|_| broken("tcp_ports")));
     let spec = SandboxSpec {
         environment: object(fields, "env")?.into(),
-        max_processes: whole(fields, "processes")?,
-        max_memory: whole(fields, "data_bytes")?,
-        whole: WholeLimits {
-            memory: whole(fields, "memory_bytes")?,
-            cpu: whole(fields, "cpu_us")?.map(Duration::from_micros),
-        },
         isolation,
         network: Some(network(fields)?),
         read_only_paths: texts(fields, "read_only")?,
@@ -372,12 +377,6 @@ mod tests {
                 ("B".to_owned(), Some("\"x\"\n\u{1f600}".to_owned())),
             ]
             .into(),
-            max_processes: Some(256),
-            max_memory: Some(1 << 30),
-            whole: WholeLimits {
-                memory: Some(5 << 20),
-                cpu: Some(Duration::from_millis(1500)),
-            },
             isolation: Some(Isolation::Namespaces),
             network: Some(NetworkPolicy::Filtered(Arc::new(filter))),
             read_only_paths: vec!["/opt/model".to_owned()],
@@ -404,6 +403,14 @@ mod tests {
                 on_expiry: Fate::Stop,
                 auto_resume: true,
             },
+            limits: ResourceLimits {
+                processes: Some(256),
+                data: Some(1 << 30),
+                whole: WholeLimits {
+                    memory: Some(5 << 20),
+                    cpu: Some(Duration::from_millis(1500)),
+                },
+            },
         };
         record.phase.stopped = Some(StopCause::Timeout);
         record
@@ -426,7 +433,6 @@ mod tests {
             }
             let [one, other] = [&read, &written].map(|record| record.spec.network.as_ref());
             assert_eq!(one.unwrap().identity(), other.unwrap().identity());
-            assert_eq!(read.spec.whole, written.spec.whole);
             assert_eq!(read.settings, written.settings);
             assert_eq!(
                 (read.stands, read.is_held),

@@ -79,10 +79,10 @@ fn a_misspelt_limit_makes_no_sandbox_without_limits() {
     assert_eq!(server.get("/v1/sandboxes").json(), json!([]));
     let made = server.post(
         "/v1/sandboxes",
-        &json!({ "count": 1, "flavor": "x", "labels": {} }),
+        &json!({ "count": 1, "flavor": "x", "tier": {} }),
     );
     assert_eq!(made.status, 200, "{}", made.text());
-    assert_eq!(made.json()["ignored"], json!(["flavor", "labels"]));
+    assert_eq!(made.json()["ignored"], json!(["flavor", "tier"]));
 }
 
 #[test]

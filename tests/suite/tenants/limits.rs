@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::expect_service;
-use crate::fixture::{PATIENCE, Sandbox, Server, assert_error, is_root, wait_until};
+use crate::fixture::{PATIENCE, Reply, Sandbox, Server, assert_error, is_root, wait_until};
 use crate::skip;
 use crate::walls::probe::Probe;
 
@@ -243,6 +243,139 @@ fn a_sandbox_shows_its_limits_and_what_keeps_them() {
     assert_eq!(shown["limits"], json!({ "processes": "rlimit" }));
     assert_eq!(shown["max_total_mem_mb"], Value::Null);
     assert!(figures(&other).get("memory_limit_bytes").is_none());
+}
+
+/// Changes a sandbox by the host's token.
+fn change(sandbox: &Sandbox<'_>, body: &Value) -> Reply {
+    let target = format!("{SANDBOXES}/{}", sandbox.id);
+    let body = body.to_string();
+    sandbox.server.request("PATCH", &target, body.as_bytes())
+}
+
+#[test]
+fn a_limit_on_memory_changes_for_what_runs() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = limited(&server, 1000);
+    let probe = Probe::new(&sandbox);
+    let hog = || {
+        start(
+            &sandbox,
+            &probe.command(&[&["hog-memory", "200"], &["stay"]]),
+        )
+    };
+    let uses = |megabytes: u64| {
+        wait_until("it holds its memory", PATIENCE, || {
+            let used = &figures(&sandbox)["memory_limit_used_bytes"];
+            used.as_u64().unwrap() >= megabytes << 20
+        });
+    };
+    let first = hog();
+    uses(200);
+    let changed = change(&sandbox, &json!({ "max_total_mem_mb": LIMIT })).json();
+    assert_eq!(changed["max_total_mem_mb"], LIMIT);
+    wait_until("what is above the new limit has ended", PATIENCE, || {
+        process(&sandbox, &first)["reason"] == "memory_limit"
+    });
+    // The first limit was enough for this one.
+    let changed = change(&sandbox, &json!({ "max_total_mem_mb": 500 })).json();
+    assert_eq!(changed["max_total_mem_mb"], 500);
+    let second = hog();
+    uses(200);
+    let changed = change(&sandbox, &json!({ "max_total_mem_mb": null })).json();
+    assert_eq!(changed["max_total_mem_mb"], Value::Null);
+    assert_eq!(changed["limits"].get("memory"), None);
+    assert!(figures(&sandbox).get("memory_limit_bytes").is_none());
+    assert_eq!(process(&sandbox, &second)["running"], true);
+}
+
+#[test]
+fn limits_of_processes_change_for_those_that_start_then() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox_with(&json!({ "max_procs": 100, "max_mem_mb": 300 }));
+    let script =
+        "awk '/^Max processes/ {p = $3} /^Max data/ {d = $4} END {print p, d}' /proc/self/limits";
+    let limits = || sandbox.sh(script);
+    assert_eq!(limits(), format!("100 {}\n", 300 << 20));
+    let changed = change(&sandbox, &json!({ "max_procs": 50, "max_mem_mb": 200 })).json();
+    assert_eq!(
+        (&changed["max_procs"], &changed["max_mem_mb"]),
+        (&json!(50), &json!(200))
+    );
+    assert_eq!(limits(), format!("50 {}\n", 200 << 20));
+    // In the next run too, and without what is removed.
+    change(&sandbox, &json!({ "max_procs": 60, "max_mem_mb": null }));
+    assert_eq!(limits(), "60 unlimited\n");
+    let target = |act: &str| format!("{SANDBOXES}/{}/{act}", sandbox.id);
+    assert_eq!(
+        server
+            .post(&target("pause"), &json!({ "keep": "files" }))
+            .status,
+        200
+    );
+    change(&sandbox, &json!({ "max_mem_mb": 400 }));
+    assert_eq!(server.post(&target("resume"), &json!({})).status, 200);
+    assert_eq!(limits(), format!("60 {}\n", 400 << 20));
+    // Without a limit of its own it has the host's.
+    let usual = server.sandbox().sh(script);
+    change(&sandbox, &json!({ "max_procs": null, "max_mem_mb": null }));
+    assert_eq!(limits(), usual);
+}
+
+#[test]
+fn a_limit_that_cannot_be_kept_changes_nothing() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let offered = server.get("/health").json()["isolation"]["limits"].clone();
+    let has = |name: &str| offered.as_array().unwrap().iter().any(|one| one == name);
+    let sandbox = server.sandbox();
+    let described = || server.get(&format!("{SANDBOXES}/{}", sandbox.id)).json();
+    let before = described();
+    let change = |body: Value| change(&sandbox, &body);
+    let reply = change(json!({ "name": "x", "max_cpu": 0.5 }));
+    if has("cpu_cgroup") {
+        assert_error(&reply, 409, "not_possible");
+    } else {
+        assert_error(&reply, 400, "unavailable");
+    }
+    if has("memory_cgroup") {
+        // Its processes are in no cgroup.
+        assert_error(
+            &change(json!({ "max_total_mem_mb": LIMIT })),
+            409,
+            "not_possible",
+        );
+    }
+    for wrong in [
+        json!({ "max_total_mem_mb": 0 }),
+        json!({ "max_procs": 0 }),
+        json!({ "max_mem_mb": "1" }),
+        json!({ "max_cpu": 5000 }),
+    ] {
+        assert_error(&change(wrong), 400, "bad_request");
+    }
+    assert_eq!(described(), before);
+    // While it is stopped it gets every limit that there is.
+    let target = |act: &str| format!("{SANDBOXES}/{}/{act}", sandbox.id);
+    assert_eq!(
+        server
+            .post(&target("pause"), &json!({ "keep": "files" }))
+            .status,
+        200
+    );
+    let changed = change(json!({ "max_total_mem_mb": LIMIT })).json();
+    assert_eq!(changed["max_total_mem_mb"], LIMIT);
+    assert_eq!(server.post(&target("resume"), &json!({})).status, 200);
+    let probe = Probe::new(&sandbox);
+    let outcome = sandbox.exec(&probe.command(&[&["hog-memory", "200"], &["stay"]]));
+    assert_eq!(outcome.exit["reason"], "memory_limit", "{outcome:?}");
 }
 
 #[test]
