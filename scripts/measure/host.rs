@@ -15,13 +15,24 @@ pub struct Host {
 
 impl Host {
     pub fn start(scratch: &Scratch, homes: &str, users: &str) -> Self {
+        Self::start_with(scratch, homes, users, &[])
+    }
+
+    /// With these settings too.
+    pub fn start_with(
+        scratch: &Scratch,
+        homes: &str,
+        users: &str,
+        settings: &[(&str, &str)],
+    ) -> Self {
         let homes = scratch.path(homes);
         let port = free_port();
         let mut command = Program::server_command(port);
         command
             .env("SBX_HOST_MODE", "1")
             .env("SBX_HOMES_DIR", &homes)
-            .env("SBX_UID_RANGE", users);
+            .env("SBX_UID_RANGE", users)
+            .envs(settings.iter().copied());
         let program = Program::start(port, &mut command);
         program.connect().health();
         Self { program, homes }

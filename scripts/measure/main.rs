@@ -22,6 +22,7 @@ mod files;
 mod floors;
 mod health;
 mod host;
+mod lasting;
 mod load;
 mod mcp;
 mod memory;
@@ -161,7 +162,7 @@ impl Plan {
 type Group = fn(&Plan, &Scratch, &mut Table);
 
 /// What can be measured by itself, in the order of the table.
-const GROUPS: [(&str, Group); 18] = [
+const GROUPS: [(&str, Group); 19] = [
     ("start", start::measure),
     ("commands", commands::measure),
     ("processes", processes::measure),
@@ -178,6 +179,7 @@ const GROUPS: [(&str, Group); 18] = [
     ("mcp", mcp::measure),
     ("health", health::measure),
     ("sandboxes", sandboxes::measure),
+    ("lasting", lasting::measure),
     ("memory", memory::measure),
     ("size", measure_size),
 ];

@@ -194,6 +194,22 @@ fn the_example_of_an_agent_repairs_its_error() {
 }
 
 #[test]
+fn the_example_of_sandboxes_that_last_runs() {
+    if !is_root() {
+        skip!("host mode needs root");
+    }
+    if !is_installed("python3", "--version") {
+        skip!("python3 is not installed");
+    }
+    let server = Server::host().start();
+    let output = run(&["python3"], "examples/lasting.py", server.address);
+    assert_eq!(
+        output,
+        "task 7 is paused\ntask 7 is paused\ntask 7 is running\ntask 7 is stopped\nprocesses: []\ndeleted: True\n"
+    );
+}
+
+#[test]
 fn the_notebook_page_shows_what_cells_do() {
     for program in ["node", "python3"] {
         if !is_installed(program, "--version") {
