@@ -125,22 +125,23 @@ impl Limiter {
         Arc::new(Limits::new(asked, None, self.cgroups.is_ok()))
     }
 
-    /// Changes the limits of a sandbox, at once for what runs in it. Call it while nobody else does.
+    /// Changes the limits of a sandbox, and that on processes to the first of these from the second. They hold at once for what
+    /// runs in it. Call it while nobody else changes them.
     ///
     /// # Errors
     /// `Unavailable`, as from [`Limiter::check`]; `NotPossible` if they need a cgroup, and the sandbox runs without one;
     /// `System` if the kernel refuses. The limits stay what they were.
-    pub fn change(&self, limits: &Limits, asked: WholeLimits, processes: u64) -> Result<()> {
+    pub fn change(&self, limits: &Limits, asked: WholeLimits, processes: [u64; 2]) -> Result<()> {
         self.check(asked)?;
         let before = limits.asked();
-        let values = |whole: WholeLimits| CgroupLimits {
+        let values = |whole: WholeLimits, processes| CgroupLimits {
             memory: whole.memory,
             cpu: whole.cpu,
             processes,
         };
         if let Some(cgroup) = &limits.cgroup {
-            cgroup.set(values(asked)).map_err(|error| {
-                let _ = cgroup.set(values(before));
+            cgroup.set(values(asked, processes[0])).map_err(|error| {
+                let _ = cgroup.set(values(before, processes[1]));
                 Error::io("cannot change the limits of the cgroup", &error)
             })?;
         } else if self.cgroups.is_ok()

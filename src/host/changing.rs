@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Host, LimitsChange, Sandbox, SettingsChange, unknown};
+use super::{Host, Sandbox, SettingsChange};
 use crate::codec::fields::Change;
 use crate::error::Result;
 use crate::spec::isolation::Isolation;
@@ -17,29 +17,10 @@ impl Host {
     /// `NotFound`; `NoSpace` if it cannot be written down; for limits `Unavailable` if they cannot be kept here, and
     /// `NotPossible` if they cannot as long as it runs.
     pub fn change(&self, id: &str, mut change: SettingsChange) -> Result<Arc<Sandbox>> {
-        if change.limits != LimitsChange::default() {
-            if change.limits.processes == Change::Remove {
-                change.limits.processes = Change::Set(self.default_max_processes);
-            }
-            return self.change_with_limits(id, change);
+        if change.limits.processes == Change::Remove {
+            change.limits.processes = Change::Set(self.default_max_processes);
         }
-        // Under the table's lock: one whose time is over is taken out of it under the same.
-        let table = self.table();
-        let sandbox = table.sandboxes.get(id).ok_or_else(|| unknown(id))?;
-        let sandbox = Arc::clone(sandbox);
-        if change == SettingsChange::default() {
-            return Ok(sandbox);
-        }
-        let before = sandbox.change(change);
-        drop(table);
-        self.write_down(&sandbox)
-            .inspect_err(|_| sandbox.take_back(before))?;
-        Ok(sandbox)
-    }
-
-    /// Takes the sandbox for the change: what keeps its limits is another one after each stop and start.
-    fn change_with_limits(&self, id: &str, change: SettingsChange) -> Result<Arc<Sandbox>> {
-        let turn = match self.begin_change(id, &|_| Ok(true))? {
+        let turn = match self.begin_change(id, &|sandbox| Ok(sandbox.is_changed_by(&change)))? {
             Ok(turn) => turn,
             Err(unchanged) => return Ok(unchanged),
         };
@@ -47,38 +28,56 @@ impl Host {
         let old = sandbox.resource_limits();
         let mut new = old;
         change.limits.apply(&mut new);
-        self.put_in_force(sandbox, new)?;
+        if new != old {
+            self.put_in_force(sandbox, new, old)?;
+        }
         let before = sandbox.change(change);
         self.write_down(sandbox).inspect_err(|_| {
             sandbox.take_back(before);
-            let _ = self.put_in_force(sandbox, old);
+            if new != old {
+                let _ = self.put_in_force(sandbox, old, new);
+            }
         })?;
         Ok(Arc::clone(sandbox))
-    }
-
-    fn put_in_force(&self, sandbox: &Sandbox, limits: ResourceLimits) -> Result<()> {
-        let processes = limits.processes.unwrap_or(u64::MAX);
-        let all = processes.saturating_add(starters(sandbox.isolation()));
-        self.limiter.change(&sandbox.limits, limits.whole, all)?;
-        let of_each = self.policy.limits(processes, limits.data);
-        sandbox.workspace.set_limits(of_each);
-        Ok(())
     }
 
     /// Ends a sandbox no earlier than after this time from now. One that has no end keeps none.
     ///
     /// # Errors
-    /// `NotFound`; `NoSpace` if it cannot be written down.
+    /// `NotFound`; `NoSpace` if it cannot be written down: it is not changed then.
     pub fn extend_lifetime(&self, id: &str, least: Duration) -> Result<Arc<Sandbox>> {
-        let table = self.table();
-        let sandbox = table.sandboxes.get(id).ok_or_else(|| unknown(id))?;
-        let sandbox = Arc::clone(sandbox);
-        let is_later = sandbox.extend_lifetime(least);
-        drop(table);
-        if is_later {
-            self.write_down(&sandbox)?;
-        }
-        Ok(sandbox)
+        let turn = match self.begin_change(id, &|sandbox| Ok(sandbox.ends_before(least)))? {
+            Ok(turn) => turn,
+            Err(unchanged) => return Ok(unchanged),
+        };
+        let before = turn.sandbox.set_left(least);
+        self.write_down(&turn.sandbox)
+            .inspect_err(|_| turn.sandbox.take_back(before))?;
+        Ok(Arc::clone(&turn.sandbox))
+    }
+
+    /// Has other limits hold than these.
+    fn put_in_force(
+        &self,
+        sandbox: &Sandbox,
+        new: ResourceLimits,
+        old: ResourceLimits,
+    ) -> Result<()> {
+        let starters = starters(sandbox.isolation());
+        let all = |limits: ResourceLimits| {
+            limits
+                .processes
+                .unwrap_or(u64::MAX)
+                .saturating_add(starters)
+        };
+        let [all_new, all_old] = [new, old].map(all);
+        self.limiter
+            .change(&sandbox.limits, new.whole, [all_new, all_old])?;
+        let of_each = self
+            .policy
+            .limits(new.processes.unwrap_or(u64::MAX), new.data);
+        sandbox.workspace.set_limits(of_each);
+        Ok(())
     }
 }
 

@@ -81,6 +81,11 @@ impl By {
         }
     }
 
+    /// Whether no other ends the rest.
+    pub(super) fn holds(self) -> bool {
+        self == Self::Host { holds: true }
+    }
+
     /// Whether the time of the sandbox stands still meanwhile. A tenant does not live longer by resting, not even for as long
     /// as the operator allows.
     fn stops_time(self) -> bool {
@@ -118,6 +123,8 @@ pub(super) enum Left {
 pub(super) struct Life {
     pub(super) settings: Settings,
     pub(super) left: Left,
+    /// Whether somebody has it rest. One that does not run else has met an accident.
+    pub(super) rests: bool,
     /// Whether its time stands still, if it has an end.
     pub(super) stands: bool,
     /// Whether only the host's token ends its rest.
@@ -130,6 +137,7 @@ impl Life {
         let mut life = Self {
             settings,
             left: Left::Unlimited,
+            rests: false,
             stands: false,
             is_held: false,
         };
@@ -168,15 +176,20 @@ impl Life {
 
     /// Its time goes on. What had none left, and was not to be deleted for that, has as much as at first.
     fn go_on(&mut self) {
+        self.rests = false;
         self.stands = false;
         self.is_held = false;
-        let was_over = self.is_over() && self.settings.rules.on_expiry != Fate::Delete;
+        let begins_anew = self.has_ended() && self.settings.rules.on_expiry != Fate::Delete;
         match self.left {
-            Left::Standing(Duration::ZERO) => self.begin_anew(),
+            _ if begins_anew => self.begin_anew(),
             Left::Standing(left) => self.left = Left::until(left),
-            Left::Until(_) if was_over => self.begin_anew(),
             Left::Unlimited | Left::Until(_) => {}
         }
+    }
+
+    /// Whether nothing is left of its time, even where that stands still.
+    fn has_ended(&self) -> bool {
+        matches!(self.left, Left::Standing(Duration::ZERO)) || self.is_over()
     }
 }
 
@@ -289,7 +302,15 @@ impl Lasting {
         lock(&self.life).is_held
     }
 
-    /// Changes it. Returns what it was before.
+    /// Whether this would be a change.
+    pub(super) fn is_changed_by(&self, change: &SettingsChange) -> bool {
+        let before = self.settings();
+        let mut after = before.clone();
+        change.clone().apply(&mut after);
+        change.lifetime != Change::Keep || after != before
+    }
+
+    /// Changes it. Call it while nobody else does. Returns what it was before.
     pub(super) fn change(&self, change: SettingsChange) -> Life {
         let has_new_lifetime = change.lifetime != Change::Keep;
         let mut life = lock(&self.life);
@@ -301,20 +322,29 @@ impl Lasting {
         before
     }
 
-    /// Takes back a change.
+    /// Takes back a change, before anybody else changes it.
     pub(super) fn take_back(&self, before: Life) {
         *lock(&self.life) = before;
     }
 
-    /// Ends it no earlier than after this time from now. One that has no end keeps none. Returns whether that is a change.
-    pub(super) fn extend_lifetime(&self, least: Duration) -> bool {
-        let mut life = lock(&self.life);
-        match &mut life.left {
-            Left::Until(expiry) if expiry.left() < least => life.left = Left::until(least),
-            Left::Standing(left) if *left < least => *left = least,
-            _ => return false,
+    /// Whether it ends earlier than after this time from now.
+    pub(super) fn ends_before(&self, least: Duration) -> bool {
+        match lock(&self.life).left {
+            Left::Unlimited => false,
+            Left::Until(expiry) => expiry.left() < least,
+            Left::Standing(left) => left < least,
         }
-        true
+    }
+
+    /// Gives it this time from now on. Call it while nobody else changes it. Returns what it was before.
+    pub(super) fn set_left(&self, time: Duration) -> Life {
+        let mut life = lock(&self.life);
+        let before = life.clone();
+        life.left = match life.left {
+            Left::Standing(_) => Left::Standing(time),
+            Left::Unlimited | Left::Until(_) => Left::until(time),
+        };
+        before
     }
 
     /// Whether its time is over.
@@ -331,18 +361,31 @@ impl Lasting {
     /// Whether a rest by this one would change something.
     pub(super) fn may_rest_more(&self, by: By) -> bool {
         let life = lock(&self.life);
-        let is_hold = by == By::Host { holds: true };
-        (by.stops_time() && !life.stands) || (is_hold && !life.is_held)
+        (by.stops_time() && !life.stands) || (by.holds() && !life.is_held)
     }
 
-    /// It rests from here on. Call it while nobody else changes the sandbox. Returns whether that is to be written down.
-    pub(super) fn begin_rest(&self, by: By) -> bool {
+    /// It rests from here on. Call it while nobody else changes the sandbox. Returns what it was before, if that is another.
+    pub(super) fn begin_rest(&self, by: By) -> Option<Life> {
         let mut life = lock(&self.life);
-        life.is_held |= by == By::Host { holds: true };
-        if by.stops_time() {
+        let before = life.clone();
+        life.rests = true;
+        life.is_held |= by.holds();
+        if by.stops_time() && !life.stands {
             life.stand();
         }
-        by != By::Tenant
+        let is_other = [before.rests, before.is_held, before.stands]
+            != [life.rests, life.is_held, life.stands];
+        is_other.then_some(before)
+    }
+
+    /// Whether somebody has it rest.
+    pub(super) fn rests(&self) -> bool {
+        lock(&self.life).rests
+    }
+
+    /// Whether nothing is left of its time, even where that stands still.
+    pub(super) fn has_ended(&self) -> bool {
+        lock(&self.life).has_ended()
     }
 
     /// Its rest is over. Call it while nobody else changes the sandbox. Returns what it was before.
@@ -427,10 +470,13 @@ mod tests {
             over.go_on();
             assert_eq!(!over.is_over(), lives, "{on_expiry:?}");
         }
-        let mut rested = life(Some(0));
-        rested.stand();
-        rested.settings.lifetime = Some(Duration::from_secs(60));
-        rested.go_on();
-        assert!(!rested.is_over());
+        for (on_expiry, lives) in [(Fate::Stop, true), (Fate::Delete, false)] {
+            let mut rested = life(Some(0));
+            rested.stand();
+            rested.settings.rules.on_expiry = on_expiry;
+            rested.settings.lifetime = Some(Duration::from_secs(60));
+            rested.go_on();
+            assert_eq!(!rested.is_over(), lives, "{on_expiry:?}");
+        }
     }
 }

@@ -34,7 +34,10 @@ impl Host {
             let parting = std::mem::take(&mut table.parting);
             let (parting, late): (Vec<_>, Vec<_>) = parting.into_iter().partition(has_time);
             table.parting = parting;
-            let all: Vec<_> = table.sandboxes.values().cloned().collect();
+            let mut all: Vec<_> = table.sandboxes.values().cloned().collect();
+            // Rules that take long have the threads of those after them: each is the first one at some time.
+            let first = usize::try_from(round).unwrap_or_default() % all.len().max(1);
+            all.rotate_left(first);
             let mut retried = Vec::new();
             if round % STUCK_ROUNDS == 0 {
                 let stuck: Vec<_> = table.stuck.keys().cloned().collect();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::life::By;
 use super::phases::Change;
-use super::{Host, Sandbox, stopped, unknown};
+use super::{Host, Sandbox, stopped};
 use crate::clock::now_ms;
 use crate::error::{Error, Kind, Result};
 use crate::process::Standstill;
@@ -121,8 +121,8 @@ impl Host {
     /// longer. Returns whether it was paused by this.
     ///
     /// # Errors
-    /// `NotFound`, even if it is deleted meanwhile. `Busy` if not all can be stopped in time; all go on then. `Stopped` if it
-    /// has no processes.
+    /// `NotFound`, even if it is deleted meanwhile. `Busy` if not all can be stopped in time, and `NoSpace` if that it is held
+    /// cannot be written down; all go on then. `Stopped` if it has no processes. `ShuttingDown`.
     pub fn pause(&self, id: &str, by: By) -> Result<(Arc<Sandbox>, bool)> {
         let is_due = |sandbox: &Sandbox| match sandbox.state().0 {
             SandboxState::Stopped if !matches!(by, By::Rule(_)) => Err(stopped(id)),
@@ -146,14 +146,16 @@ impl Host {
                 is_done: false,
             };
             standstill.stop(begun + STOP_LIMIT)?;
+            self.note_rest(sandbox, by)?;
             standstill.is_done = true;
             sandbox.pausing.set(standstill.still.take());
             logging::info(format_args!(
                 "sandbox {id} paused, in {} us",
                 begun.elapsed().as_micros()
             ));
+        } else {
+            self.note_rest(sandbox, by)?;
         }
-        self.note_rest(sandbox, by);
         Ok((Arc::clone(sandbox), pauses))
     }
 
@@ -218,9 +220,7 @@ impl Beginning<'_> {
     /// Has what moves stopped. Returns whether all processes stand still.
     fn stands_still(&mut self, deadline: Instant) -> Result<bool> {
         let (host, sandbox) = (self.host, self.sandbox);
-        if host.is_called_off(&sandbox.id) {
-            return Err(unknown(&sandbox.id));
-        }
+        host.check_not_called_off(&sandbox.id)?;
         match &mut self.still {
             Some(Still::Stopped(standstill)) => {
                 let stop_all = || host.signaller.signal(sandbox.user, libc::SIGSTOP);

@@ -33,7 +33,7 @@ const STOPPING_LIMIT: Duration = Duration::from_secs(20);
 pub(super) struct Change<'a> {
     host: &'a Host,
     pub(super) sandbox: Arc<Sandbox>,
-    /// The change is work: no sandbox is evicted for idleness meanwhile, and idle time begins anew after it.
+    /// The sandbox is not evicted for idleness meanwhile. A change is no work, so what a rule wants stays due.
     _lease: Lease,
 }
 
@@ -68,9 +68,26 @@ impl Host {
     /// # Errors
     /// `NotFound`; `System` if a process does not end: the sandbox takes no commands, and can be stopped again.
     pub fn stop(&self, id: &str, by: By) -> Result<(Arc<Sandbox>, bool)> {
+        self.stop_if(id, by, |_| true)
+    }
+
+    /// As [`Host::stop`], of a sandbox that is in one of these states when nobody else changes it.
+    ///
+    /// # Errors
+    /// As [`Host::stop`]. `Forbidden` if its own token stops one that the host holds.
+    pub fn stop_if(
+        &self,
+        id: &str,
+        by: By,
+        is_meant: fn(SandboxState) -> bool,
+    ) -> Result<(Arc<Sandbox>, bool)> {
         let is_due = |sandbox: &Sandbox| {
+            if by == By::Tenant {
+                sandbox.check_not_held()?;
+            }
             let runs = sandbox.phase.stopped.is_none();
-            Ok((runs || sandbox.may_rest_more(by)) && self.is_wanted(sandbox, by))
+            let is_change = (runs || sandbox.may_rest_more(by)) && is_meant(sandbox.state().0);
+            Ok(is_change && self.is_wanted(sandbox, by))
         };
         let change = match self.begin_change(id, &is_due)? {
             Ok(change) => change,
@@ -78,12 +95,22 @@ impl Host {
         };
         let sandbox = &change.sandbox;
         if sandbox.phase.stopped.is_some() {
-            self.note_rest(sandbox, by);
+            self.note_rest(sandbox, by)?;
             return Ok((Arc::clone(sandbox), false));
         }
+        // Before anything ends: what is held is written down.
+        let before = if by.holds() {
+            self.note_rest(sandbox, by)?
+        } else {
+            None
+        };
         let was_paused = sandbox.state().0 == SandboxState::Paused;
         sandbox.workspace.close_processes();
         if !self.end_processes(sandbox) {
+            if let Some(before) = before {
+                sandbox.take_back(before);
+                self.write_down_if_possible(sandbox);
+            }
             let text = format!("cannot stop sandbox {id}: a process was killed but has not ended");
             return Err(Error::new(Kind::System, text));
         }
@@ -124,11 +151,13 @@ impl Host {
             Err(unchanged) => return Ok((unchanged, false)),
         };
         let resumed = if change.sandbox.phase.stopped.is_some() {
-            self.start(&change)
+            self.start(&change)?
         } else {
-            Ok(self.let_go_on(&change))
+            self.let_go_on(&change)
         };
-        Ok((resumed?, true))
+        // Somebody wants it, so it is not idle.
+        drop(resumed.workspace.lease());
+        Ok((resumed, true))
     }
 
     /// Starts a sandbox that is stopped: what it runs from here on has all of its settings.
@@ -136,8 +165,7 @@ impl Host {
         let sandbox = &change.sandbox;
         let id = &sandbox.id;
         if self.table().closed {
-            let text = format!("cannot start sandbox {id}: the server is ending");
-            return Err(Error::new(Kind::ShuttingDown, text));
+            return Err(ending(id));
         }
         fault::point("start of a sandbox");
         self.clear_user(sandbox)?;
@@ -155,11 +183,22 @@ impl Host {
         Ok(started)
     }
 
-    /// Notes that a sandbox rests, while it is being changed.
-    pub(super) fn note_rest(&self, sandbox: &Sandbox, by: By) {
-        if sandbox.begin_rest(by) {
+    /// Notes that a sandbox rests, while it is being changed. Returns what it was before, if that is another.
+    ///
+    /// # Errors
+    /// `NoSpace` if that it is held cannot be written down: it is not held then. All else holds in any case.
+    pub(super) fn note_rest(&self, sandbox: &Sandbox, by: By) -> Result<Option<Life>> {
+        let before = sandbox.begin_rest(by);
+        let Some(before) = before else {
+            return Ok(None);
+        };
+        if by.holds() {
+            self.write_down(sandbox)
+                .inspect_err(|_| sandbox.take_back(before.clone()))?;
+        } else {
             self.write_down_if_possible(sandbox);
         }
+        Ok(Some(before))
     }
 
     /// Writes down what holds in any case.
@@ -237,6 +276,7 @@ impl Host {
             life: Mutex::new(Life {
                 settings: record.settings,
                 left: Left::found(record.expires_at_ms, record.left_ms),
+                rests: record.rests,
                 stands: record.stands,
                 is_held: record.is_held,
             }),
@@ -287,7 +327,7 @@ impl Host {
         if !is_due(&sandbox)? {
             return Ok(Err(sandbox));
         }
-        let lease = sandbox.workspace.lease().map_err(|_| unknown(id))?;
+        let lease = sandbox.workspace.quiet_lease().map_err(|_| unknown(id))?;
         table.changing.insert(id.to_owned());
         drop(table);
         Ok(Ok(Change {
@@ -297,10 +337,17 @@ impl Host {
         }))
     }
 
-    /// Whether somebody waits for the end of a change, to delete the sandbox or to end the server.
-    pub(super) fn is_called_off(&self, id: &str) -> bool {
+    /// # Errors
+    /// `NotFound` or `ShuttingDown` if somebody waits for the end of a change, to delete the sandbox or to end the server.
+    pub(super) fn check_not_called_off(&self, id: &str) -> Result<()> {
         let table = self.table();
-        table.closed || table.doomed.contains(id)
+        if table.doomed.contains(id) {
+            return Err(unknown(id));
+        }
+        if table.closed {
+            return Err(ending(id));
+        }
+        Ok(())
     }
 
     /// Ends what runs as the user of a stopped sandbox: an earlier server may have left it, where this one has not seen it.
@@ -363,6 +410,11 @@ impl Host {
             sandbox.record(phase)
         })
     }
+}
+
+fn ending(id: &str) -> Error {
+    let text = format!("sandbox {id} stays as it is: the server is ending");
+    Error::new(Kind::ShuttingDown, text)
 }
 
 fn paths_at_rest(lasting: &Lasting) -> Grants {

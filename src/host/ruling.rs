@@ -50,7 +50,7 @@ impl Sandbox {
             SandboxState::Stopped if has_rested(bounds.stopped) => {
                 ruling(Fate::Delete, Why::Rested)
             }
-            // Nobody wanted it to stop, so it is as idle as one that runs.
+            // Nobody has it rest, so it is as idle as one that runs.
             SandboxState::Stopped if self.was_stopped_by_accident() && is_idle() => {
                 ruling(rules.on_idle, Why::Idle).filter(|ruling| ruling.fate == Fate::Delete)
             }
@@ -59,7 +59,7 @@ impl Sandbox {
     }
 
     fn was_stopped_by_accident(&self) -> bool {
-        self.phase.stopped.is_some_and(StopCause::is_accident)
+        self.phase.stopped.is_some_and(StopCause::is_accident) && !self.rests()
     }
 
     /// Ends its workspace for a rule that wants it deleted, if that is due still. Call it under the lock of the table.

@@ -104,7 +104,8 @@ impl Lasting {
             Left::Until(expiry) => (Some(expiry.at_ms), None),
             Left::Standing(left) => (None, u64::try_from(left.as_millis()).ok()),
         };
-        let (settings, is_held, stands) = (life.settings.clone(), life.is_held, life.stands);
+        let settings = life.settings.clone();
+        let (rests, stands, is_held) = (life.rests, life.stands, life.is_held);
         drop(life);
         Record {
             id: self.id.clone(),
@@ -113,6 +114,7 @@ impl Lasting {
             created_at_ms: self.created_at_ms,
             expires_at_ms,
             left_ms,
+            rests,
             stands,
             is_held,
             settings,
@@ -144,17 +146,17 @@ impl Sandbox {
     /// # Errors
     /// `Forbidden`, `Paused`, `Stopped`.
     pub(super) fn check_waker(&self, waker: Waker) -> Result<()> {
-        let (id, is_held) = (&self.id, self.is_held());
-        let cause = self.phase.stopped;
+        let (id, cause) = (&self.id, self.phase.stopped);
         let may = match waker {
-            Waker::Tenant if is_held => {
-                let text = format!("sandbox {id} is held: only the host's token resumes it");
-                return Err(Error::new(Kind::Forbidden, text));
+            Waker::Tenant => {
+                self.check_not_held()?;
+                true
             }
-            Waker::Tenant | Waker::Host => true,
+            Waker::Host => true,
             Waker::Request { starts } => {
-                let is_accident = cause.is_some_and(StopCause::is_accident);
-                !is_held && (self.rules().auto_resume || (starts && is_accident))
+                // Nor is it one that its time was over meanwhile.
+                let is_accident = cause.is_some_and(StopCause::is_accident) && !self.has_ended();
+                !self.is_held() && (self.rules().auto_resume || (starts && is_accident))
             }
         };
         match cause {
@@ -165,6 +167,17 @@ impl Sandbox {
                 Err(Error::new(Kind::Paused, text))
             }
         }
+    }
+
+    /// # Errors
+    /// `Forbidden` if only the host's token ends its rest.
+    pub(super) fn check_not_held(&self) -> Result<()> {
+        if self.is_held() {
+            let id = &self.id;
+            let text = format!("sandbox {id} is held: only the host's token changes its rest");
+            return Err(Error::new(Kind::Forbidden, text));
+        }
+        Ok(())
     }
 
     /// What runs in it, and its files.

@@ -121,6 +121,11 @@ impl Activity {
         lock(&self.counts).requests.end(now);
     }
 
+    /// Ends a request that is no work: idle time goes on as if it had not been.
+    pub fn end_quiet_request(&self) {
+        lock(&self.counts).requests.active -= 1;
+    }
+
     /// The idle time; `None` while there is activity of what it is measured by.
     pub fn idle_for(&self, by: IdleBy) -> Option<Duration> {
         let now = self.clock.now();

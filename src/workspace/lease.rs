@@ -173,7 +173,20 @@ impl Workspace {
         if !self.activity.begin_request() {
             return Err(Error::new(Kind::ShuttingDown, "the sandbox is ending"));
         }
-        Ok(Lease(Arc::clone(self)))
+        Ok(Lease {
+            workspace: Arc::clone(self),
+            is_work: true,
+        })
+    }
+
+    /// A lease that is no work: idle time goes on as if it had not been.
+    ///
+    /// # Errors
+    /// As [`Workspace::lease`].
+    pub fn quiet_lease(self: &Arc<Self>) -> Result<Lease> {
+        let mut lease = self.lease()?;
+        lease.is_work = false;
+        Ok(lease)
     }
 
     /// Another lease, for work that outlives the request's handler. The caller holds one, so the workspace
@@ -340,19 +353,28 @@ impl Interrupt for FirstSteps {
 }
 
 /// A workspace in use.
-pub struct Lease(Arc<Workspace>);
+pub struct Lease {
+    workspace: Arc<Workspace>,
+    /// Whether idle time begins anew after it.
+    is_work: bool,
+}
 
 impl Deref for Lease {
     type Target = Workspace;
 
     fn deref(&self) -> &Workspace {
-        &self.0
+        &self.workspace
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.0.activity.end_request();
+        let activity = &self.workspace.activity;
+        if self.is_work {
+            activity.end_request();
+        } else {
+            activity.end_quiet_request();
+        }
     }
 }
 

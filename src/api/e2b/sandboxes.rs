@@ -118,9 +118,10 @@ pub(super) fn connect(call: &mut Call<'_, '_>, id: &str) -> Answer {
     if sandbox.state().0 == SandboxState::Paused && !with_memory {
         host.stop(id, HOST)?;
     }
-    let (_, is_resumed) = host.resume(id, Waker::Host)?;
+    // Before it runs, so that what was left of its time does not end it at once.
+    let rests = sandbox.state().0 != SandboxState::Running;
     let change = SettingsChange {
-        lifetime: if is_resumed {
+        lifetime: if rests {
             Change::Set(least)
         } else {
             Change::Keep
@@ -131,7 +132,8 @@ pub(super) fn connect(call: &mut Call<'_, '_>, id: &str) -> Answer {
         },
         ..SettingsChange::default()
     };
-    let mut sandbox = host.change(id, change)?;
+    host.change(id, change)?;
+    let (mut sandbox, is_resumed) = host.resume(id, Waker::Host)?;
     if !is_resumed {
         sandbox = host.extend_lifetime(id, least)?;
     }
@@ -173,7 +175,8 @@ pub(super) fn pause(call: &mut Call<'_, '_>, id: &str) -> Answer {
     let paused = if with_memory {
         host.pause(id, HOST)
     } else {
-        host.stop(id, HOST)
+        // One that is paused keeps its memory.
+        host.stop_if(id, HOST, |state| state == SandboxState::Running)
     };
     match paused {
         Ok((_, true)) => Ok(Response::new(204, Body::Empty)),

@@ -35,6 +35,8 @@ pub(in crate::host) struct Record {
     pub(in crate::host) expires_at_ms: Option<u64>,
     /// How many milliseconds are left of a life that stands still.
     pub(in crate::host) left_ms: Option<u64>,
+    /// Whether somebody has it rest.
+    pub(in crate::host) rests: bool,
     /// Whether its time stands still.
     pub(in crate::host) stands: bool,
     /// Whether only the host's token ends its rest.
@@ -129,6 +131,7 @@ impl Record {
         members.number("created_at_ms", Some(self.created_at_ms));
         members.number("expires_at_ms", self.expires_at_ms);
         members.number("left_ms", self.left_ms);
+        members.flag("rests", self.rests);
         members.flag("stands", self.stands);
         members.flag("held", self.is_held);
         let Settings {
@@ -261,6 +264,7 @@ fn read(fields: &mut Fields<'_>) -> Result<Record> {
         created_at_ms: needed(fields, "created_at_ms")?,
         expires_at_ms: whole(fields, "expires_at_ms")?,
         left_ms: whole(fields, "left_ms")?,
+        rests: flag(fields, "rests")?,
         stands: flag(fields, "stands")?,
         is_held: flag(fields, "held")?,
         settings,
@@ -349,6 +353,7 @@ mod tests {
             created_at_ms: 1_790_000_000_000,
             expires_at_ms: None,
             left_ms: None,
+            rests: false,
             stands: false,
             is_held: false,
             settings: Settings::default(),
@@ -390,6 +395,7 @@ mod tests {
         let mut record = record(spec);
         record.expires_at_ms = Some(1_790_000_009_999);
         record.left_ms = Some(1);
+        record.rests = true;
         record.stands = true;
         record.is_held = true;
         record.settings = Settings {
@@ -435,8 +441,8 @@ mod tests {
             assert_eq!(one.unwrap().identity(), other.unwrap().identity());
             assert_eq!(read.settings, written.settings);
             assert_eq!(
-                (read.stands, read.is_held),
-                (written.stands, written.is_held)
+                [read.rests, read.stands, read.is_held],
+                [written.rests, written.stands, written.is_held]
             );
             assert_eq!(read.left_ms, written.left_ms);
             assert_eq!(read.phase, written.phase);

@@ -386,7 +386,9 @@ impl Drop for ExactLook {
 /// with its memory, the next sweep finds it.
 fn end(host: &Host, sandbox: &Sandbox, used: u64, limit: u64) {
     let is_ending = lock(&sandbox.is_ending);
-    if is_ending.0 || !sys::user_has_processes(sandbox.user) {
+    // Measuring took long, and the limit may be another one now.
+    let is_above = sandbox.limits.watched().is_some_and(|limit| used > limit);
+    if is_ending.0 || !is_above || !sys::user_has_processes(sandbox.user) {
         return;
     }
     sandbox.limits.note_kill();

@@ -123,9 +123,14 @@ fn a_paused_sandbox_is_away_until_a_client_connects_and_goes_on_then() {
             door.sh("cat file; kill -0 $(cat pid) || echo dead").text(),
             "kept\ndead\n"
         );
-        // What was kept in memory is given up.
+        // A second pause gives up nothing of what is kept in memory; a client that connects may.
         door.sh("setsid sleep 3600 > /dev/null 2>&1 & echo $! > pid");
         door.pause(&Value::Null);
+        expect(
+            &door.of_api("POST", "/pause", &json!({"memory": false})),
+            409,
+        );
+        assert_eq!(door.info()["pauseMode"], "full");
         door.connect_again(&json!({"timeout": 60, "memory": false}), 201);
         assert_eq!(door.sh("kill -0 $(cat pid) || echo dead").text(), "dead\n");
         // The older names of the route.

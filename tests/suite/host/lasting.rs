@@ -602,6 +602,28 @@ fn a_disk_that_takes_no_changes_changes_nothing() {
     );
     let read = server.get(&target(&id, "/files/read?path=file"));
     assert_eq!(read.text(), "kept\n");
+    // What is held is written down, or not held.
+    let pause = |body: Value| server.post(&target(&id, "/pause"), &body);
+    assert_error(&pause(json!({"hold": true})), 507, "no_space");
+    assert_eq!(describe(&server, &id)["state"], "running");
+    assert_error(
+        &pause(json!({"keep": "files", "hold": true})),
+        507,
+        "no_space",
+    );
+    assert_eq!(describe(&server, &id)["state"], "running");
+    // Changes that fail take back nothing of others.
+    for _ in 0..40 {
+        assert_eq!(pause(json!({})).status, 200);
+        std::thread::scope(|scope| {
+            let renamed = scope.spawn(|| change(r#"{"name":"other"}"#));
+            resume(&server, &id);
+            assert_error(&renamed.join().unwrap(), 507, "no_space");
+        });
+        let now = describe(&server, &id);
+        assert_eq!(now["state"], "running");
+        assert!(now["expires_at_ms"].is_u64(), "its time goes on: {now}");
+    }
     remount(&server, "rw");
     assert_eq!(change(r#"{"name":"other"}"#).json()["name"], "other");
     let place = end(server, Signal::SIGKILL);

@@ -1,5 +1,6 @@
 //! What can change of a sandbox while it lives, and what becomes of it by its rules: names, labels, lifetimes, idleness.
 
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use nix::sys::signal::Signal;
@@ -8,6 +9,7 @@ use serde_json::{Value, json};
 use super::lasting::{describe, end, resume, stop};
 use super::{SANDBOXES, in_place_of, needs_root, target};
 use crate::fixture::{PATIENCE, Reply, Sandbox, Server, assert_error, wait_until};
+use crate::walls::probe::Probe;
 
 #[track_caller]
 fn change(server: &Server, id: &str, body: &Value) -> Value {
@@ -213,6 +215,103 @@ fn a_sandbox_with_a_process_is_not_idle_if_processes_count() {
 }
 
 #[test]
+fn a_change_is_no_work_and_a_resume_is() {
+    needs_root!();
+    let server = Server::host().start();
+    let rules = json!({"idle_timeout_secs": 2, "on_idle": "pause"});
+    let sandbox = server.sandbox_with(&rules);
+    let mut count = 0;
+    // Names and limits are changed without an end, and it is idle all the same.
+    wait_until("it is paused", PATIENCE, || {
+        count += 1;
+        let body = json!({"name": format!("name {count}"), "max_procs": 50 + count % 50});
+        change(&server, &sandbox.id, &body)["state"] == "paused"
+    });
+    for _ in 0..2 {
+        let resumed = resume(&server, &sandbox.id);
+        let since = |document: &Value| document["state_since_ms"].as_u64().unwrap();
+        let again = until(&server, &sandbox.id, "paused");
+        assert!(since(&again) - since(&resumed) >= 1900, "{resumed} {again}");
+    }
+}
+
+#[test]
+fn what_cannot_be_paused_is_stopped_by_its_rule() {
+    needs_root!();
+    let server = Server::host().start();
+    let sandbox = server.sandbox_with(&json!({"on_expiry": "pause"}));
+    sandbox.sh("cp /bin/true leased");
+    let path = sandbox.home.join("leased").display().to_string();
+    let probe = Probe::new(&sandbox);
+    sandbox.spawn(&probe.command(&[&["lease", &path], &["stay"]]));
+    let locks = || std::fs::read_to_string("/proc/locks").unwrap_or_default();
+    let inode = std::fs::metadata(&path).unwrap().ino();
+    let has = |word: &str| {
+        let is_it = |line: &str| line.contains(word) && line.contains(&format!(":{inode} "));
+        locks().lines().any(is_it)
+    };
+    wait_until("it has a lease", PATIENCE, || has("LEASE"));
+    std::thread::scope(|scope| {
+        // The kernel waits in execve until the lease is given back.
+        let hanging = scope.spawn(|| sandbox.post("exec", &json!({"cmd": [path]})));
+        wait_until("the start hangs", PATIENCE, || has("BREAKING"));
+        change(&server, &sandbox.id, &json!({"expires_in_secs": 0}));
+        assert_eq!(until(&server, &sandbox.id, "stopped")["why"], "timeout");
+        hanging.join().unwrap();
+    });
+    assert_eq!(sandbox.processes(), Vec::<i32>::new());
+}
+
+#[test]
+fn a_sandbox_that_somebody_has_rest_is_not_idle_after_a_restart() {
+    needs_root!();
+    let server = Server::host().start();
+    let rules = json!({"idle_timeout_secs": 2});
+    let [left_alone, by_tenant, by_host, held] = [(); 4].map(|()| server.sandbox_with(&rules));
+    assert_eq!(
+        by_itself(&by_tenant, "POST", "/pause", &json!({})).status,
+        200
+    );
+    pause(&server, &by_host.id, &json!({}));
+    pause(&server, &held.id, &json!({"hold": true}));
+    let ids = [left_alone, by_tenant, by_host, held].map(|sandbox| sandbox.id.clone());
+    let place = end(server, Signal::SIGKILL);
+    let next = in_place_of(&place).start();
+    until_gone(&next, &ids[0]);
+    for id in &ids[1..] {
+        assert_eq!(describe(&next, id)["why"], "crash");
+    }
+    // They run again, and are idle then as any other.
+    for id in &ids[1..3] {
+        assert_eq!(true_in(&next, id).status, 200);
+        until_gone(&next, id);
+    }
+    assert_error(&true_in(&next, &ids[3]), 409, "stopped");
+}
+
+#[test]
+fn a_sandbox_whose_time_is_over_meanwhile_is_not_started_by_a_request() {
+    needs_root!();
+    let server = Server::host().start();
+    let body = json!({"expires_in_secs": 1, "on_expiry": "stop", "idle_timeout_secs": 600});
+    let sandbox = server.sandbox_with(&body);
+    let expiry = describe(&server, &sandbox.id)["expires_at_ms"]
+        .as_u64()
+        .unwrap();
+    let id = sandbox.id.clone();
+    drop(sandbox);
+    let place = end(server, Signal::SIGKILL);
+    wait_until("its time is over", PATIENCE, || now_ms() > expiry);
+    let next = in_place_of(&place).start();
+    assert_error(&true_in(&next, &id), 409, "stopped");
+    let over = || describe(&next, &id)["expires_at_ms"] == Value::Null;
+    wait_until("the rule was carried out", PATIENCE, over);
+    assert_error(&true_in(&next, &id), 409, "stopped");
+    assert!(resume(&next, &id)["expires_at_ms"].as_u64() > Some(expiry));
+    assert_eq!(true_in(&next, &id).status, 200);
+}
+
+#[test]
 fn a_request_keeps_a_sandbox_from_idleness() {
     needs_root!();
     let server = Server::host().start();
@@ -243,6 +342,9 @@ fn a_held_sandbox_is_resumed_by_the_host_alone() {
         assert_eq!(held["held"], true);
         assert_eq!(true_in(&server, &id).status, 409);
         let refused = by_itself(&sandbox, "POST", "/resume", &json!({}));
+        assert_error(&refused, 403, "forbidden");
+        // Nor does it give up what the host keeps in memory.
+        let refused = by_itself(&sandbox, "POST", "/pause", &json!({"keep": "files"}));
         assert_error(&refused, 403, "forbidden");
         assert_eq!(resume(&server, &id)["held"], Value::Null);
     }

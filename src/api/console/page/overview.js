@@ -113,7 +113,7 @@ const idleRule = (sandbox) => sandbox.idle_timeout_secs
   : "kept for as long as it takes";
 const expiryRule = (sandbox) => sandbox.expires_at_ms
   ? `${FATES[sandbox.on_expiry]} in ${duration(Math.max(0, sandbox.expires_at_ms - Date.now()))}`
-  : "no end is set";
+  : sandbox.state === "running" ? "no end is set" : "no end before it runs again";
 
 /** The button that has a sandbox rest, or run again; `done` follows. */
 const restButton = (sandbox, done) => {
