@@ -8,6 +8,7 @@
 // Each part is written for the build that has all of them, which is checked without this.
 #![cfg_attr(
     not(all(
+        feature = "attach",
         feature = "console",
         feature = "e2b",
         feature = "file-tools",

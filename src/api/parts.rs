@@ -21,7 +21,7 @@ struct Part {
 }
 
 /// All parts, in the order of their doors, because two may have the same path.
-const PARTS: [Part; 5] = [
+const PARTS: [Part; 6] = [
     Part {
         feature: "e2b",
         what: "API for E2B's SDKs",
@@ -47,6 +47,15 @@ const PARTS: [Part; 5] = [
         what: "tools for files",
         is_built: cfg!(feature = "file-tools"),
         is_for: |_, path| OF_FILE_TOOLS.iter().any(|route| is_inside(path, route)),
+    },
+    Part {
+        feature: "attach",
+        what: "terminals over WebSockets",
+        is_built: cfg!(feature = "attach"),
+        is_for: |_, path| {
+            let of_processes = ["processes", "procs"];
+            path.ends_with(b"/attach") && of_processes.iter().any(|word| is_inside(path, word))
+        },
     },
     Part {
         feature: "interpreter",

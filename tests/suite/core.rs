@@ -142,6 +142,7 @@ fn the_contract_does_not_list_what_is_left_out() {
             "execut",
             "languages",
             "tickets",
+            "attach",
             "mcp",
             "files/grep",
             "files/watch",

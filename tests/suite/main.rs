@@ -19,6 +19,7 @@ mod console;
 mod contexts;
 mod contract;
 #[cfg(not(any(
+    feature = "attach",
     feature = "console",
     feature = "e2b",
     feature = "file-tools",

@@ -205,6 +205,7 @@ mod tests {
     #[test]
     fn the_contract_is_served_as_it_was_written_and_without_what_is_left_out() {
         let is_whole = cfg!(all(
+            feature = "attach",
             feature = "console",
             feature = "e2b",
             feature = "file-tools",
@@ -212,6 +213,7 @@ mod tests {
             feature = "mcp"
         ));
         let has_cut = cfg!(not(all(
+            feature = "attach",
             feature = "console",
             feature = "file-tools",
             feature = "interpreter"

@@ -10,6 +10,7 @@
 
 #[cfg(feature = "file-tools")]
 mod archives;
+#[cfg(feature = "attach")]
 mod attach;
 mod call;
 mod commands;

@@ -6,13 +6,15 @@
 
 use std::sync::LazyLock;
 
+#[cfg(feature = "attach")]
+use super::attach;
 use super::call::{Answer, Call};
 #[cfg(feature = "interpreter")]
 use super::contexts;
 #[cfg(feature = "file-tools")]
 use super::{archives, edit, search, watches};
 use super::{
-    attach, commands, contract, files, metrics, network, ports, sandboxes, selection, server, venv,
+    commands, contract, files, metrics, network, ports, sandboxes, selection, server, venv,
 };
 use crate::auth::Access;
 use crate::codec::query::Query;
@@ -94,6 +96,8 @@ const ANY: &[&str] = &[];
 /// All routes, in families that a build has or has not. Rows of one pattern are adjacent.
 pub(super) const ROUTES: &[&[Route]] = &[
     CORE,
+    #[cfg(feature = "attach")]
+    ATTACH,
     #[cfg(feature = "file-tools")]
     FILE_TOOLS,
     #[cfg(feature = "console")]
@@ -127,7 +131,6 @@ const CORE: &[Route] = &[
     row(GET, "processes/{process}", "process", &[], In(Process(commands::describe))),
     row(DELETE, "processes/{process}", "process", &[], In(Process(commands::delete))),
     row(GET, "processes/{process}/logs", "logs", &["follow", "stdout_offset", "stderr_offset", "encoding", "plain"], In(Process(commands::logs))),
-    row(GET, "processes/{process}/attach", "attach", &["offset", "mode", "take", "rows", "cols"], Run(Process(attach::attach))),
     row(GET_POST, "processes/{process}/wait", "wait", &["timeout"], In(Process(commands::wait))),
     row(POST, "processes/{process}/kill", "kill", &[], In(Process(commands::kill))),
     row(POST, "processes/{process}/resize", "resize", &[], Run(Process(commands::resize))),
@@ -149,6 +152,12 @@ const CORE: &[Route] = &[
     row(GET, "ports", "ports", &[], In(Plain(ports::list))),
     row(GET, "ports/{port}/wait", "ports", &["timeout"], Run(OfPort(ports::wait))),
     row(ANY, "proxy/{port}/{path}", "proxy", &[], Run(Proxy)),
+];
+
+#[cfg(feature = "attach")]
+#[rustfmt::skip]
+const ATTACH: &[Route] = &[
+    row(GET, "processes/{process}/attach", "attach", &["offset", "mode", "take", "rows", "cols"], Run(Process(attach::attach))),
 ];
 
 #[cfg(feature = "file-tools")]
