@@ -12,6 +12,7 @@ use super::tickets::Tickets;
 use crate::auth::{Access, Authenticator, Holder, Refused};
 use crate::config::Doors;
 use crate::error::{Error, Kind, Result};
+use crate::host::Sandbox;
 use crate::http::slots::ConnectionSlots;
 use crate::http::{Refusal, Request};
 use crate::logging;
@@ -179,14 +180,28 @@ pub(super) enum Opened {
 /// here on. `None` if the workspace is ending, and its tickets with it.
 ///
 /// # Errors
-/// `NoThreads`, `OverLimit`.
+/// `NoThreads`, `OverLimit`; `Paused` and what a resume can fail with.
 pub(super) fn enter_by_ticket(
+    context: &Context,
     request: &mut Request<'_>,
     workspace: &Arc<Workspace>,
 ) -> Result<Option<Lease>> {
     check_may_block(request)?;
-    let Ok(lease) = workspace.lease() else {
-        return Ok(None);
+    let is_its = |sandbox: &Sandbox| std::ptr::eq(sandbox.workspace(), &raw const **workspace);
+    let host = context.machine.host().ok();
+    let sandbox = host.and_then(|host| host.find_by(is_its));
+    let lease = match sandbox {
+        Some(sandbox) => {
+            let scope = Scope::Sandbox(&sandbox.id);
+            context.machine.lease(scope, Needs::Processes)
+        }
+        None => workspace.lease(),
+    };
+    let lease = match lease {
+        Err(error) if matches!(error.kind(), Kind::NotFound | Kind::ShuttingDown) => {
+            return Ok(None);
+        }
+        other => other?,
     };
     let given = request.slot.give_to_tenant(&lease.ledger);
     request.closes = given.is_err();

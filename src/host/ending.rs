@@ -106,19 +106,21 @@ impl Host {
     pub fn delete_all(&self) -> Result<AllEnded> {
         let deadline = Instant::now() + ANSWER_LIMIT;
         let mut table = self.table();
-        let all = table.changing.clone();
-        table.doomed.extend(all);
+        let doomed = table.changing.clone();
+        table.doomed.extend(doomed.iter().cloned());
         let left = deadline.saturating_duration_since(Instant::now());
         let is_changing = |table: &mut SandboxTable| !table.changing.is_empty();
         let (mut table, _) = self.changed.wait_while_for(table, left, is_changing);
-        table.doomed.clear();
+        table.doomed.retain(|id| !doomed.contains(id));
         // All are taken before the first is killed: after another request has deleted one, its uid may
-        // belong to a new sandbox.
-        let ids = table.sandboxes.keys().chain(table.stuck.keys()).cloned();
-        let ids: Vec<_> = ids.collect();
+        // belong to a new sandbox. What is being changed still has a thread that signals its user.
+        let ids = table.sandboxes.keys().chain(table.stuck.keys());
+        let (late, ids): (Vec<_>, Vec<_>) =
+            ids.cloned().partition(|id| table.changing.contains(id));
         let all: Vec<_> = ids.iter().filter_map(|id| table.take(id)).collect();
         drop(table);
-        let (mut count, mut failure) = (0, None);
+        let mut failure = late.first().map(|id| changing(id));
+        let mut count = 0;
         self.end_all(&all, "deleted", deadline, |result| match result {
             Ok(ended) => count += usize::from(ended.is_first_report),
             Err(error) => failure = failure.take().or(Some(error)),

@@ -166,20 +166,31 @@ impl Life {
         self.expiry().is_some_and(|expiry| expiry.left().is_zero())
     }
 
-    /// Its time stands still from here on.
+    /// Its time stands still from here on; not if it is over already, and the sandbox is to be deleted for that.
     fn stand(&mut self) {
+        if self.is_to_be_deleted() {
+            return;
+        }
         self.stands = true;
         if let Left::Until(expiry) = self.left {
             self.left = Left::Standing(expiry.left());
         }
     }
 
-    /// Its time goes on. What had none left, and was not to be deleted for that, has as much as at first.
-    fn go_on(&mut self) {
+    /// Whether its time is over, and nothing is to be left of it.
+    fn is_to_be_deleted(&self) -> bool {
+        self.is_over() && self.settings.rules.on_expiry == Fate::Delete
+    }
+
+    /// Its time goes on. What had none left, and was not to be deleted for that, has as much as at first: if it rests for that, or
+    /// the host wants it to run. A tenant does not live longer by having it rest in the moment of its end.
+    fn go_on(&mut self, is_by_host: bool) {
+        let may_begin_anew = self.stands || is_by_host;
         self.rests = false;
         self.stands = false;
         self.is_held = false;
-        let begins_anew = self.has_ended() && self.settings.rules.on_expiry != Fate::Delete;
+        let is_kept = self.settings.rules.on_expiry != Fate::Delete;
+        let begins_anew = may_begin_anew && is_kept && self.has_ended();
         match self.left {
             _ if begins_anew => self.begin_anew(),
             Left::Standing(left) => self.left = Left::until(left),
@@ -354,8 +365,7 @@ impl Lasting {
 
     /// Whether its time is over, and nothing is to be left of it.
     pub(super) fn is_over(&self) -> bool {
-        let life = lock(&self.life);
-        life.is_over() && life.settings.rules.on_expiry == Fate::Delete
+        lock(&self.life).is_to_be_deleted()
     }
 
     /// Whether a rest by this one would change something.
@@ -389,10 +399,10 @@ impl Lasting {
     }
 
     /// Its rest is over. Call it while nobody else changes the sandbox. Returns what it was before.
-    pub(super) fn end_rest(&self) -> Life {
+    pub(super) fn end_rest(&self, waker: Waker) -> Life {
         let mut life = lock(&self.life);
         let before = life.clone();
-        life.go_on();
+        life.go_on(waker == Waker::Host);
         before
     }
 }
@@ -446,7 +456,7 @@ mod tests {
         resting.stand();
         assert_eq!(standing(&resting), Some(60));
         assert!(resting.expiry().is_none());
-        resting.go_on();
+        resting.go_on(false);
         let left = resting.expiry().unwrap().left();
         assert!((55..=60).contains(&left.as_secs()), "{left:?}");
         // A lifetime that is set meanwhile stands still too.
@@ -467,15 +477,19 @@ mod tests {
             let mut over = life(Some(0));
             over.settings.rules.on_expiry = on_expiry;
             over.settings.lifetime = Some(Duration::from_secs(60));
-            over.go_on();
+            let mut by_tenant = over.clone();
+            by_tenant.go_on(false);
+            assert!(by_tenant.is_over(), "{on_expiry:?}");
+            over.go_on(true);
             assert_eq!(!over.is_over(), lives, "{on_expiry:?}");
         }
         for (on_expiry, lives) in [(Fate::Stop, true), (Fate::Delete, false)] {
             let mut rested = life(Some(0));
-            rested.stand();
             rested.settings.rules.on_expiry = on_expiry;
             rested.settings.lifetime = Some(Duration::from_secs(60));
-            rested.go_on();
+            rested.stand();
+            assert_eq!(rested.is_over(), !lives, "{on_expiry:?}");
+            rested.go_on(false);
             assert_eq!(!rested.is_over(), lives, "{on_expiry:?}");
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::ruling::Task;
 use super::{Host, Sandbox, watchdog};
 use crate::spec::sandbox::Fate;
 use crate::threads::panics::contain;
@@ -26,6 +27,7 @@ impl Host {
     /// Runs as long as the server: evicts idle sandboxes, retries stuck deletions, and kills starts that
     /// hang.
     pub fn run_maintenance(self: &Arc<Self>) {
+        let mut next_look = Instant::now();
         for round in 0_u64.. {
             let mut table = self.changed.wait_while(self.table(), |table| {
                 table.occupied() == 0 && table.parting.is_empty()
@@ -65,7 +67,7 @@ impl Host {
                     continue;
                 };
                 if ruling.fate != Fate::Delete {
-                    self.rule_in_background(sandbox, ruling);
+                    self.do_in_background(sandbox, Task::Rule(ruling));
                     continue;
                 }
                 let mut table = self.table();
@@ -76,6 +78,12 @@ impl Host {
                 {
                     evicted.push(sandbox);
                 }
+            }
+            let begun = Instant::now();
+            if begun >= next_look {
+                self.look_at_paused(&all);
+                // It takes a fiftieth of a processor at most.
+                next_look = begun + begun.elapsed() * 50;
             }
             self.limiter.tidy();
             if let Some(records) = &self.records {

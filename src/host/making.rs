@@ -177,7 +177,7 @@ impl Host {
             created_at_ms: now_ms(),
             spec: Arc::clone(spec),
             life: Mutex::new(Life::begin(spec.settings.clone())),
-            is_ruled: AtomicBool::new(false),
+            turn: Mutex::default(),
             token: OnceLock::new(),
             ports,
             ledger: self.budget.ledger(),

@@ -7,16 +7,18 @@
 //! A pause that fails leaves everything running. While processes are being stopped the sandbox is not deleted, so that no signal meets
 //! the next sandbox of its user: a deletion calls the pause off and comes after it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::life::By;
+use super::life::{By, Waker};
 use super::phases::Change;
+use super::ruling::Task;
 use super::{Host, Sandbox, stopped};
 use crate::clock::now_ms;
 use crate::error::{Error, Kind, Result};
-use crate::process::Standstill;
+use crate::process::{Kept, Standstill, users_that_move};
 use crate::threads::lock::{Mutex, lock};
 use crate::{fault, logging};
 
@@ -64,11 +66,19 @@ struct Current {
 }
 
 /// What keeps processes from running.
+#[derive(Clone)]
 enum Still {
     /// The freezer of the cgroup.
     Frozen,
-    /// They were sent SIGSTOP.
-    Stopped(Standstill),
+    /// They were sent SIGSTOP. Locked by whoever has the sandbox for a change.
+    Stopped(Arc<Mutex<Standstill>>),
+}
+
+impl Current {
+    /// Whether processes were stopped by signals.
+    fn is_stopped(&self) -> bool {
+        matches!(self.still, Some(Still::Stopped(_)))
+    }
 }
 
 impl Pausing {
@@ -149,10 +159,10 @@ impl Host {
             self.note_rest(sandbox, by)?;
             standstill.is_done = true;
             sandbox.pausing.set(standstill.still.take());
-            logging::info(format_args!(
-                "sandbox {id} paused, in {} us",
-                begun.elapsed().as_micros()
-            ));
+            logging::about(
+                &format!("sandbox {id}"),
+                format_args!("sandbox {id} paused, in {} us", begun.elapsed().as_micros()),
+            );
         } else {
             self.note_rest(sandbox, by)?;
         }
@@ -160,7 +170,7 @@ impl Host {
     }
 
     /// Lets all processes of a paused sandbox go on.
-    pub(super) fn let_go_on(&self, change: &Change<'_>) -> Arc<Sandbox> {
+    pub(super) fn let_go_on(&self, change: &Change<'_>, waker: Waker) -> Arc<Sandbox> {
         let sandbox = &change.sandbox;
         let begun = Instant::now();
         let still = lock(&sandbox.pausing.0).still.take();
@@ -171,14 +181,68 @@ impl Host {
             is_done: false,
         });
         sandbox.pausing.set(None);
-        sandbox.end_rest();
+        sandbox.end_rest(waker);
         self.write_down_if_possible(sandbox);
-        logging::info(format_args!(
-            "sandbox {} resumed, in {} us",
-            sandbox.id,
-            begun.elapsed().as_micros()
-        ));
+        let id = &sandbox.id;
+        logging::about(
+            &format!("sandbox {id}"),
+            format_args!(
+                "sandbox {id} resumed, in {} us",
+                begun.elapsed().as_micros()
+            ),
+        );
         Arc::clone(sandbox)
+    }
+}
+
+impl Host {
+    /// Has those of these sandboxes looked at again that are paused by signals, and do not stand still: a process may have
+    /// itself sent SIGCONT by a timer, and the end of a process can have the kernel send it.
+    pub(super) fn look_at_paused(self: &Arc<Self>, all: &[Arc<Sandbox>]) {
+        let is_kept = |sandbox: &Sandbox| lock(&sandbox.pausing.0).is_stopped();
+        let kept = all.iter().filter(|sandbox| is_kept(sandbox));
+        let kept: Vec<_> = kept.map(|sandbox| (sandbox.user.uid, sandbox)).collect();
+        if kept.is_empty() {
+            return;
+        }
+        let kept: HashMap<_, _> = kept.into_iter().collect();
+        for uid in users_that_move(|uid| kept.contains_key(&uid)) {
+            if let Some(sandbox) = kept.get(&uid) {
+                self.do_in_background(sandbox, Task::KeepStill);
+            }
+        }
+    }
+
+    /// Stops again what moves in a paused sandbox. What does so again and again is killed.
+    pub(super) fn keep_still(&self, id: &str, limit: Duration) {
+        let is_due = |sandbox: &Sandbox| Ok(lock(&sandbox.pausing.0).is_stopped());
+        let Ok(Ok(change)) = self.begin_change(id, &is_due) else {
+            return;
+        };
+        let sandbox = &change.sandbox;
+        let Some(Still::Stopped(standstill)) = lock(&sandbox.pausing.0).still.clone() else {
+            return;
+        };
+        let deadline = Instant::now() + limit;
+        let is_other = |uid| is_other(self, sandbox, uid);
+        let signal_all = |signal| self.signaller.signal(sandbox.user, signal);
+        let mut standstill = lock(&standstill);
+        let kept = standstill.keep(is_other, signal_all, deadline);
+        let what = match kept {
+            Kept::Calm => return,
+            Kept::Stopped => "moved while it was paused, and was stopped again",
+            Kept::Killed => {
+                "does not stand still while it is paused: the processes that move were killed"
+            }
+            Kept::Restless => {
+                signal_all(libc::SIGKILL);
+                "does not let itself be kept still: all its processes were killed"
+            }
+        };
+        logging::about(
+            &format!("sandbox {id}"),
+            format_args!("sandbox {id} {what}"),
+        );
     }
 }
 
@@ -204,7 +268,9 @@ impl Beginning<'_> {
         if self.sandbox.limits.freeze() {
             self.still = Some(Still::Frozen);
         } else {
-            self.still = Some(Still::Stopped(Standstill::new(self.sandbox.user)));
+            self.still = Some(Still::Stopped(Arc::new(Mutex::new(Standstill::new(
+                self.sandbox.user,
+            )))));
         }
         let mut pause = FIRST_PAUSE;
         while !self.stands_still(deadline)? {
@@ -224,6 +290,7 @@ impl Beginning<'_> {
         match &mut self.still {
             Some(Still::Stopped(standstill)) => {
                 let stop_all = || host.signaller.signal(sandbox.user, libc::SIGSTOP);
+                let mut standstill = lock(standstill);
                 Ok(standstill.stop(|uid| is_other(host, sandbox, uid), stop_all, deadline))
             }
             Some(Still::Frozen) | None => Ok(sandbox.limits.is_frozen()),
@@ -245,8 +312,8 @@ impl Drop for Beginning<'_> {
         let (host, sandbox) = (self.host, self.sandbox);
         match self.still.take() {
             Some(Still::Frozen) => sandbox.limits.thaw(),
-            Some(Still::Stopped(mut standstill)) => {
-                standstill.go_on(|uid| is_other(host, sandbox, uid));
+            Some(Still::Stopped(standstill)) => {
+                lock(&standstill).go_on(|uid| is_other(host, sandbox, uid));
             }
             None => {}
         }

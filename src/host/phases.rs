@@ -4,7 +4,6 @@
 //! the place of the one before, so that a start which fails leaves the sandbox as it was.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use super::life::{By, Left, Life, Waker};
@@ -51,7 +50,7 @@ impl Host {
     /// `NotFound`, even while it is being deleted; `Paused` and `Stopped` if it rests; those of [`Host::resume`].
     pub fn lease(&self, id: &str, needs: Needs) -> Result<Lease> {
         loop {
-            let (table, sandbox) = self.settled(id)?;
+            let (table, sandbox) = self.settled(id, CHANGE_LIMIT)?;
             if needs == Needs::Files || sandbox.state().0 == SandboxState::Running {
                 // Under the lock: whoever changes the sandbox next sees it in use.
                 return sandbox.workspace.lease().map_err(|_| unknown(id));
@@ -129,7 +128,10 @@ impl Host {
         // Else a start of the server finds a sandbox that ran, and nothing of it.
         self.write_down_if_possible(&stopped);
         self.enter_phase(&stopped);
-        logging::info(format_args!("sandbox {id} stopped: {}", cause.name()));
+        logging::about(
+            &format!("sandbox {id}"),
+            format_args!("sandbox {id} stopped: {}", cause.name()),
+        );
         Ok((stopped, true))
     }
 
@@ -151,9 +153,9 @@ impl Host {
             Err(unchanged) => return Ok((unchanged, false)),
         };
         let resumed = if change.sandbox.phase.stopped.is_some() {
-            self.start(&change)?
+            self.start(&change, waker)?
         } else {
-            self.let_go_on(&change)
+            self.let_go_on(&change, waker)
         };
         // Somebody wants it, so it is not idle.
         drop(resumed.workspace.lease());
@@ -161,7 +163,7 @@ impl Host {
     }
 
     /// Starts a sandbox that is stopped: what it runs from here on has all of its settings.
-    fn start(&self, change: &Change<'_>) -> Result<Arc<Sandbox>> {
+    fn start(&self, change: &Change<'_>, waker: Waker) -> Result<Arc<Sandbox>> {
         let sandbox = &change.sandbox;
         let id = &sandbox.id;
         if self.table().closed {
@@ -171,7 +173,7 @@ impl Host {
         self.clear_user(sandbox)?;
         let started = self.next_phase(sandbox, Phase::begin(sandbox.phase.runs + 1, now_ms()))?;
         *lock(&started.current) = started.phase;
-        let before = started.end_rest();
+        let before = started.end_rest(waker);
         self.write_down(&started).inspect_err(|_| {
             // The files are those of the sandbox that stays as it was.
             *lock(&sandbox.current) = sandbox.phase;
@@ -179,7 +181,10 @@ impl Host {
             sandbox.workspace.set_temporary(None);
         })?;
         self.enter_phase(&started);
-        logging::info(format_args!("sandbox {id} started"));
+        logging::about(
+            &format!("sandbox {id}"),
+            format_args!("sandbox {id} started"),
+        );
         Ok(started)
     }
 
@@ -280,7 +285,7 @@ impl Host {
                 stands: record.stands,
                 is_held: record.is_held,
             }),
-            is_ruled: AtomicBool::new(false),
+            turn: Mutex::default(),
             token: std::sync::OnceLock::new(),
             ports: if has_network {
                 self.tcp_ports.of_own_network(spec.tcp_ports)
@@ -296,12 +301,16 @@ impl Host {
         self.assemble(lasting, phase, home, None, &grants)
     }
 
-    /// Waits until no other request changes a sandbox. None does as long as the table is locked.
-    fn settled(&self, id: &str) -> Result<(MutexGuard<'_, SandboxTable>, Arc<Sandbox>)> {
+    /// Waits so long until no other request changes a sandbox. None does as long as the table is locked.
+    fn settled(
+        &self,
+        id: &str,
+        limit: Duration,
+    ) -> Result<(MutexGuard<'_, SandboxTable>, Arc<Sandbox>)> {
         let is_changing = |table: &mut SandboxTable| table.changing.contains(id);
-        let (table, is_settled) =
-            self.changed
-                .wait_while_for(self.table(), CHANGE_LIMIT, is_changing);
+        let (table, is_settled) = self
+            .changed
+            .wait_while_for(self.table(), limit, is_changing);
         if !is_settled {
             return Err(changing(id));
         }
@@ -319,7 +328,7 @@ impl Host {
         id: &str,
         is_due: &dyn Fn(&Sandbox) -> Result<bool>,
     ) -> Result<std::result::Result<Change<'_>, Arc<Sandbox>>> {
-        let (mut table, sandbox) = self.settled(id)?;
+        let (mut table, sandbox) = self.settled(id, CHANGE_LIMIT)?;
         // A tenant that changes it again and again does not put off its end.
         if table.doomed.contains(id) || sandbox.is_over() {
             return Err(unknown(id));

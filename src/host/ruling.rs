@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::life::{By, Ruling, Why};
 use super::pausing::SandboxState;
@@ -16,10 +16,33 @@ use crate::error::Kind;
 use crate::logging;
 use crate::spec::sandbox::{Fate, StopCause};
 use crate::threads::Thread;
+use crate::threads::lock::lock;
 use crate::threads::panics::contain;
 
 /// Most threads that carry out rules at once: one sandbox that is hard to end does not hold up the others.
 const MAX_THREADS: usize = 8;
+
+/// How long a rule that could not be carried out waits, so that those of other sandboxes have the threads.
+const FAILURE_PAUSE: Duration = Duration::from_secs(60);
+
+/// How long processes that do not stand still may take to be stopped again.
+const KEEPING_LIMIT: Duration = Duration::from_millis(500);
+
+/// What a thread does with a sandbox.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Task {
+    /// Pauses or stops it.
+    Rule(Ruling),
+    /// Stops again what a signal of the sandbox's own has let go on.
+    KeepStill,
+}
+
+/// Whether a task is being carried out, and when the next one may be.
+#[derive(Default)]
+pub(super) struct Turn {
+    is_taken: bool,
+    not_before: Option<Instant>,
+}
 
 /// How long a sandbox may rest; `None` for as long as it takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -88,13 +111,18 @@ impl Host {
         }
     }
 
-    /// Pauses or stops a sandbox, in a thread of its own. Later, if there are too many.
-    pub(super) fn rule_in_background(self: &Arc<Self>, sandbox: &Arc<Sandbox>, ruling: Ruling) {
-        if sandbox.is_ruled.swap(true, Ordering::AcqRel) {
+    /// Does this with a sandbox, in a thread of its own. Later, if there are too many.
+    pub(super) fn do_in_background(self: &Arc<Self>, sandbox: &Arc<Sandbox>, task: Task) {
+        let now = Instant::now();
+        let mut own = lock(&sandbox.turn);
+        let is_early = own.not_before.is_some_and(|time| now < time);
+        if own.is_taken || (is_early && matches!(task, Task::Rule(_))) {
             return;
         }
+        own.is_taken = true;
+        drop(own);
         let running = self.ruling.fetch_add(1, Ordering::AcqRel);
-        let turn = RulingTurn {
+        let turn = TakenTurn {
             host: Arc::clone(self),
             sandbox: Arc::clone(sandbox),
         };
@@ -103,11 +131,21 @@ impl Host {
         }
         // Without a thread the next round of the maintenance tries again.
         let _ = Thread::new("rules").start(move || {
-            let _ = contain(|| turn.host.rule(&turn.sandbox.id, ruling));
+            let (host, sandbox) = (&turn.host, &turn.sandbox);
+            let is_done = contain(|| match task {
+                Task::Rule(ruling) => host.rule(&sandbox.id, ruling),
+                Task::KeepStill => {
+                    host.keep_still(&sandbox.id, KEEPING_LIMIT);
+                    true
+                }
+            });
+            let failed_at = (!is_done.unwrap_or(false)).then(Instant::now);
+            lock(&sandbox.turn).not_before = failed_at.map(|time| time + FAILURE_PAUSE);
         });
     }
 
-    fn rule(&self, id: &str, ruling: Ruling) {
+    /// Whether a rule was carried out, or is no longer wanted.
+    fn rule(&self, id: &str, ruling: Ruling) -> bool {
         let by = By::Rule(ruling);
         let done = match ruling.fate {
             Fate::Pause => match self.pause(id, by) {
@@ -122,21 +160,22 @@ impl Host {
         match done {
             Err(error) if error.kind() != Kind::NotFound => {
                 logging::info(format_args!("sandbox {id}: {error}"));
+                false
             }
-            _ => {}
+            _ => true,
         }
     }
 }
 
-/// A rule that is being carried out, until this is dropped.
-struct RulingTurn {
+/// A task that is being carried out, until this is dropped.
+struct TakenTurn {
     host: Arc<Host>,
     sandbox: Arc<Sandbox>,
 }
 
-impl Drop for RulingTurn {
+impl Drop for TakenTurn {
     fn drop(&mut self) {
-        self.sandbox.is_ruled.store(false, Ordering::Release);
+        lock(&self.sandbox.turn).is_taken = false;
         self.host.ruling.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 use super::life::{Left, Life, Waker};
 use super::pausing::Pausing;
 use super::records::{Record, RecordFile};
+use super::ruling::Turn;
 use super::stopped;
 use super::tcp_ports::PortLease;
 use crate::confine::{GrantedPaths, IN_MEMORY, Limits, MemoryDisk, Namespaces, Policy};
@@ -45,8 +46,8 @@ pub struct Lasting {
     pub spec: Arc<SandboxSpec>,
     /// What of it has changed since; guards the value alone.
     pub(super) life: Mutex<Life>,
-    /// Whether a rule is being carried out.
-    pub(super) is_ruled: AtomicBool,
+    /// Whether a thread of the maintenance does something with it.
+    pub(super) turn: Mutex<Turn>,
     /// The phase that is written down, or about to be.
     pub(super) current: Mutex<Phase>,
     /// Its token, once somebody has asked whose a token is.

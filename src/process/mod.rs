@@ -37,7 +37,7 @@ pub use follow::Extent;
 pub use process::{Exit, OnDisconnect, Process, Reason, Subscriber};
 pub use pump::{Buffer, Pump};
 pub use read_size::EVENT_BYTES;
-pub use standstill::Standstill;
+pub use standstill::{Kept, Standstill, users_that_move};
 pub use stdin::StdinWriter;
 #[cfg(test)]
 pub(crate) use stdin::tests as stdin_tests;

@@ -335,8 +335,7 @@ impl Registry {
             return Err(self.refusal());
         }
         if table.paused {
-            let text = "cannot start a command: the sandbox is paused; resume it first";
-            return Err(Error::new(Kind::Paused, text));
+            return Err(paused());
         }
         let now = Instant::now();
         let deadline = spec.timeout.and_then(|timeout| now.checked_add(timeout));
@@ -579,6 +578,15 @@ impl Registry {
         table.paused = true;
         let is_starting = |table: &mut ProcessTable| !table.starts.is_empty();
         self.start_ended.wait_while_for(table, limit, is_starting).1
+    }
+
+    /// # Errors
+    /// `Paused` while starts are refused: no process takes anything.
+    pub fn check_not_paused(&self) -> Result<()> {
+        if lock(&self.table).paused {
+            return Err(paused());
+        }
+        Ok(())
     }
 
     pub fn allow_starts(&self) {
@@ -859,6 +867,10 @@ fn parse_pid(name: &str) -> Option<Pid> {
 fn given_number(id: &str) -> Option<u64> {
     let number = id.strip_prefix("p-")?.parse().ok()?;
     (id == format!("p-{number}")).then_some(number)
+}
+
+fn paused() -> Error {
+    Error::new(Kind::Paused, "the sandbox is paused; resume it first")
 }
 
 #[cfg(test)]

@@ -50,6 +50,33 @@ pub struct Standstill {
     rounds: usize,
     /// Looks in a row that have found nothing that moves.
     calm: usize,
+    /// How often something has moved after all stood still.
+    broken: usize,
+}
+
+/// What was found of processes that should stand still.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// All do.
+    Calm,
+    /// Something moved, for the first time. All stand still again.
+    Stopped,
+    /// What moved was killed.
+    Killed,
+    /// Some move still.
+    Restless,
+}
+
+/// Those of some users that have a process which does not stand still, by their uids. One pass through all processes.
+pub fn users_that_move(is_meant: impl Fn(u32) -> bool) -> HashSet<u32> {
+    let mut buffer = Vec::new();
+    let moving = proc::processes().filter_map(|pid| {
+        let uid = proc::user(pid).filter(|uid| is_meant(*uid))?;
+        let stat = proc::stat(pid, &mut buffer)?;
+        let moves = !stat.zombie && motion_of(&stat, &mut buffer) == Motion::Moves;
+        moves.then_some(uid)
+    });
+    moving.collect()
 }
 
 /// A process of the user.
@@ -83,7 +110,37 @@ impl Standstill {
             newest: None,
             rounds: 0,
             calm: 0,
+            broken: 0,
         }
+    }
+
+    /// Looks again at processes that stood still. What moves has had itself let go on, or was by the kernel: it is stopped
+    /// again the first time, and killed from then on, because a process can have a timer let it go on without an end.
+    /// `signal_all` signals all processes of the user at once.
+    pub fn keep(
+        &mut self,
+        is_other: impl Fn(u32) -> bool,
+        signal_all: impl Fn(libc::c_int),
+        deadline: Instant,
+    ) -> Kept {
+        let mut moving = self.look(&is_other, &mut Vec::new());
+        moving.retain(|process| process.motion == Motion::Moves);
+        if moving.is_empty() {
+            return Kept::Calm;
+        }
+        self.broken += 1;
+        let kills = self.broken > 1;
+        for process in moving.iter().filter(|_| kills) {
+            process.member.signal(libc::SIGKILL);
+        }
+        self.calm = 0;
+        while !self.stop(&is_other, || signal_all(libc::SIGSTOP), deadline) {
+            if Instant::now() >= deadline {
+                return Kept::Restless;
+            }
+            thread::sleep(FIRST_PAUSE);
+        }
+        if kills { Kept::Killed } else { Kept::Stopped }
     }
 
     /// Looks at all processes, and stops those that move. Returns whether they stand still. `is_other` tells uids that
@@ -151,7 +208,12 @@ impl Standstill {
             }
             moving = later;
         }
-        self.calm >= 2
+        let is_calm = self.calm >= 2;
+        if is_calm {
+            // It may stay so for long, and others are many.
+            self.others = HashSet::new();
+        }
+        is_calm
     }
 
     /// Lets the processes go on that were not stopped before.

@@ -59,7 +59,7 @@ pub(super) fn answer(
         let home = String::from_utf8_lossy(&home).into_owned();
         return Ok(Response::new(308, Body::Empty).with_header("Location", home));
     }
-    let lease = enter_by_ticket(request, &workspace)?.ok_or_else(unknown)?;
+    let lease = enter_by_ticket(context, request, &workspace)?.ok_or_else(unknown)?;
     let changes = FieldChanges {
         dropped: vec![OF_ADDRESS, DROPPED],
         cookies: Cookies::AsSent,

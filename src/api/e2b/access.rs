@@ -72,16 +72,15 @@ pub(super) fn runs(context: &Context, place: &AskedSandbox) -> bool {
     }
 }
 
-/// Checks the API key. The token of the sandbox `own` opens the request, too.
+/// Checks the API key, for what it opens of the machine, or of one sandbox.
 ///
 /// # Errors
 /// 401.
 pub(super) fn of_api(
     context: &Context,
     request: &mut Request<'_>,
-    own: Option<&str>,
+    access: Access<'_>,
 ) -> Result<(), E2bError> {
-    let access = own.map_or(Access::Machine, Access::Sandbox);
     let key = TokenHeader::API_KEY
         .value(&request.head)
         .map(<[u8]>::to_vec);

@@ -30,6 +30,7 @@ mod watches;
 use super::browsers::OWN;
 use super::context::{Context, note_failure};
 use super::forward::forward;
+use crate::auth::Access;
 use crate::codec::query::Query;
 use crate::error::Error;
 use crate::http::parse::Head;
@@ -124,11 +125,15 @@ fn try_answer(
     let listed = target.listed().unwrap_or_default();
     let place = match route.operation {
         Operation::Api(_) | Operation::Unavailable(_) => {
-            access::of_api(context, call.request, None)?;
+            access::of_api(context, call.request, Access::Machine)?;
             AskedSandbox::Machine
         }
         Operation::OwnApi(_) => {
-            access::of_api(context, call.request, Some(listed))?;
+            access::of_api(context, call.request, Access::Sandbox(listed))?;
+            AskedSandbox::Machine
+        }
+        Operation::ApiInside(_) => {
+            access::of_api(context, call.request, Access::Inside(listed))?;
             AskedSandbox::Machine
         }
         Operation::Health => access::of_health(context, call.request, named)?,
@@ -144,7 +149,9 @@ fn try_answer(
         return Ok(Response::new(204, Body::Empty).with_header("Allow", target.allow()));
     }
     match route.operation {
-        Operation::Api(answer) | Operation::OwnApi(answer) => answer(&mut call, listed),
+        Operation::Api(answer) | Operation::OwnApi(answer) | Operation::ApiInside(answer) => {
+            answer(&mut call, listed)
+        }
         Operation::Unavailable(sentence) => Err(E2bError::unimplemented(sentence)),
         Operation::Health if !access::runs(context, &place) => Err(E2bError::gone()),
         Operation::Health => Ok(Response::new(204, Body::Empty)),

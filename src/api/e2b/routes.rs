@@ -33,6 +33,8 @@ pub(super) enum Operation {
     Api(fn(&mut Call<'_, '_>, &str) -> Answer),
     /// About the sandbox that the path names, with its own token or the API key.
     OwnApi(fn(&mut Call<'_, '_>, &str) -> Answer),
+    /// The same for what happens inside it, which the host's token may be kept from.
+    ApiInside(fn(&mut Call<'_, '_>, &str) -> Answer),
     /// What this server does not have, with a sentence that says so.
     Unavailable(&'static str),
     /// Whether a sandbox runs. It needs no credentials.
@@ -54,7 +56,8 @@ pub(super) enum Operation {
 }
 
 use Operation::{
-    Api, ClientStream, Code, Files, Health, List, OwnApi, Sandbox, ServerStream, Unary, Unavailable,
+    Api, ApiInside, ClientStream, Code, Files, Health, List, OwnApi, Sandbox, ServerStream, Unary,
+    Unavailable,
 };
 
 const GET: &[&str] = &["GET"];
@@ -93,7 +96,7 @@ const SANDBOXES: &[Route] = &[
     row(POST, "/sandboxes/{sandbox}/timeout", "e2b_timeout", Api(sandboxes::set_timeout)),
     row(POST, "/sandboxes/{sandbox}/refreshes", "e2b_timeout", Api(sandboxes::refresh)),
     row(GET, "/sandboxes/{sandbox}/metrics", "e2b_metrics", Api(sandboxes::metrics)),
-    row(GET, "/sandboxes/{sandbox}/logs", "e2b_logs", OwnApi(logs::logs)),
+    row(GET, "/sandboxes/{sandbox}/logs", "e2b_logs", ApiInside(logs::logs)),
     row(POST, "/sandboxes/{sandbox}/pause", "e2b_pause", Api(sandboxes::pause)),
     row(POST, "/sandboxes/{sandbox}/snapshots", "e2b_other", Unavailable(NO_SNAPSHOTS)),
     row(POST, "/sandboxes/{sandbox}/fork", "e2b_other", Unavailable(NO_SNAPSHOTS)),

@@ -158,6 +158,7 @@ pub(super) fn input(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcom
     process(call, &id)?;
     let watch = || call.client.watch();
     let mut source = MemorySource::new(text.as_bytes(), &watch);
+    call.workspace.processes.check_not_paused()?;
     let written = call.workspace.write_stdin(&id, &mut source, eof)?;
     let structured = object! { "written": written, "eof": eof };
     let end = if eof { ", and ended its input" } else { "" };

@@ -5,13 +5,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::{needs_root, target};
 use crate::fixture::{
-    Held, PATIENCE, Reply, Sandbox, Server, WebSocket, assert_error, cpu_time_of, is_alive, pid_of,
-    stat_of, wait_until,
+    Held, PATIENCE, Reply, Sandbox, Server, WebSocket, assert_error, cpu_time_of, has_namespaces,
+    is_alive, pid_of, stat_of, wait_until,
 };
+use crate::skip;
 
 #[track_caller]
 fn change(sandbox: &Sandbox<'_>, act: &str) -> Value {
@@ -552,6 +555,85 @@ vfork()
         resume(&sandbox);
     }
     sandbox.delete();
+}
+
+/// A process that has itself sent SIGCONT by a timer, and whatever else it can reach.
+const WAKER: &str = r#"
+import ctypes, os, signal
+class Event(ctypes.Structure):
+    _fields_ = [("value", ctypes.c_long), ("signo", ctypes.c_int), ("notify", ctypes.c_int), ("rest", ctypes.c_long * 6)]
+class Times(ctypes.Structure):
+    _fields_ = [("interval", ctypes.c_long * 2), ("value", ctypes.c_long * 2)]
+libc = ctypes.CDLL(None)
+timer = ctypes.c_void_p()
+event = Event(signo=signal.SIGCONT, notify=0)
+assert libc.timer_create(1, ctypes.byref(event), ctypes.byref(timer)) == 0
+every = (ctypes.c_long * 2)(0, 300_000_000)
+assert libc.timer_settime(timer, 0, ctypes.byref(Times(interval=every, value=every)), None) == 0
+signal.signal(signal.SIGCONT, lambda *_: os.kill(-1, signal.SIGCONT))
+open("ready", "w").close()
+while True:
+    pass
+"#;
+
+#[test]
+fn what_lets_itself_go_on_does_not_run_while_it_is_paused() {
+    needs_root!();
+    if !crate::examples::is_installed("python3", "--version") {
+        skip!("python3 is not installed");
+    }
+    let server = Server::host().start();
+    let kinds: &[&str] = if has_namespaces() {
+        &["landlock", "namespaces"]
+    } else {
+        &["landlock"]
+    };
+    for isolation in kinds {
+        let sandbox = server.sandbox_with(&json!({ "isolation": isolation }));
+        assert_eq!(
+            sandbox
+                .put("files/write?path=waker.py", WAKER.as_bytes())
+                .status,
+            200
+        );
+        let waker = sandbox.spawn(&json!({"cmd": "exec python3 waker.py"}));
+        let other = sandbox.spawn(&json!({"cmd": "while :; do :; done"}));
+        wait_until("it has its timer", PATIENCE, || {
+            sandbox.home.join("ready").exists()
+        });
+        pause(&sandbox);
+        let is_running = |process: &Value| {
+            let route = format!("processes/{}", process["id"].as_str().unwrap());
+            sandbox.get(&route).json()["running"] == true
+        };
+        wait_until("it is ended", PATIENCE, || !is_running(&waker));
+        wait_until("the rest stands still", PATIENCE, || {
+            moving(&sandbox).is_empty()
+        });
+        assert_still(&sandbox, Duration::from_secs(2));
+        resume(&sandbox);
+        let goes_on = || is_running(&other) == !moving(&sandbox).is_empty();
+        wait_until("the rest goes on, or is ended", PATIENCE, goes_on);
+        sandbox.delete();
+    }
+}
+
+#[test]
+fn what_somebody_lets_go_on_by_mistake_is_stopped_again() {
+    needs_root!();
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let process = sandbox.spawn(&json!({"cmd": "while :; do :; done"}));
+    pause(&sandbox);
+    let pid = i32::try_from(process["pid"].as_i64().unwrap()).unwrap();
+    kill(Pid::from_raw(pid), Signal::SIGCONT).unwrap();
+    wait_until("it is stopped again", PATIENCE, || {
+        stat_of(pid).unwrap().state == 'T'
+    });
+    resume(&sandbox);
+    wait_until("it goes on", PATIENCE, || {
+        stat_of(pid).unwrap().state == 'R'
+    });
 }
 
 #[test]
