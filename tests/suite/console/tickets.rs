@@ -350,3 +350,26 @@ fn a_ticket_of_a_sandbox_ends_with_it() {
     assert_error(&reply, 404, "not_found");
     assert_apart(&reply);
 }
+
+#[test]
+fn a_ticket_of_a_sandbox_that_rests_says_so_or_has_it_run() {
+    if !is_root() {
+        skip!("host mode needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    if !serve_in(&sandbox, "web") {
+        skip!("python3 is not installed");
+    }
+    let made = sandbox.post("tickets", &json!({ "port": "web" })).json();
+    let path = made["path"].as_str().unwrap();
+    assert_eq!(get(&server, path, &[]).status, 200);
+    let of_sandbox = |rest: &str| format!("/v1/sandboxes/{}{rest}", sandbox.id);
+    assert_eq!(server.post(&of_sandbox("/pause"), &json!({})).status, 200);
+    assert_error(&get(&server, path, &[]), 409, "paused");
+    let body = json!({ "auto_resume": true }).to_string();
+    let changed = server.request("PATCH", &of_sandbox(""), body.as_bytes());
+    assert_eq!(changed.status, 200, "{}", changed.text());
+    assert_eq!(get(&server, path, &[]).status, 200);
+    assert_eq!(server.get(&of_sandbox("")).json()["state"], "running");
+}

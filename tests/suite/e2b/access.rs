@@ -238,6 +238,10 @@ fn with_strict_scopes_the_host_token_stays_outside() {
     let headers = [("e2b-sandbox-id", &*door.id), ("x-access-token", TOKEN)];
     assert_eq!(bare(&server, "POST", LIST, &headers).status, 401);
     assert_eq!(door.ok(LIST, &json!({}))["processes"], json!([]));
+    // What its commands have written, neither.
+    let logs = format!("/sandboxes/{}/logs", door.id);
+    let reply = super::api(&server, "GET", &logs, &Value::Null);
+    assert_eq!(reply.status, 401, "{}", reply.text());
 }
 
 #[test]

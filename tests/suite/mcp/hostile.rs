@@ -287,3 +287,21 @@ fn results_count_for_their_tenant() {
         let _: &Server = server;
     });
 }
+
+/// Nothing is said to be written that nobody reads before the sandbox runs again.
+#[test]
+fn a_paused_sandbox_takes_no_input() {
+    on_a_host(|server, sandbox| {
+        let endpoint = Endpoint::of_sandbox(server, sandbox);
+        endpoint.call("start", &json!({ "cmd": "exec cat", "id": "cat" }));
+        let change = |act: &str| {
+            let target = format!("/v1/sandboxes/{}/{act}", sandbox.id);
+            assert_eq!(server.post(&target, &json!({})).status, 200);
+        };
+        change("pause");
+        let input = json!({ "id": "cat", "text": "x" });
+        endpoint.fails("input", &input, "paused");
+        change("resume");
+        assert_eq!(endpoint.call("input", &input)["written"], 1);
+    });
+}
