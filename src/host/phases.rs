@@ -163,6 +163,9 @@ impl Host {
     }
 
     /// Starts a sandbox that is stopped: what it runs from here on has all of its settings.
+    ///
+    /// # Errors
+    /// `OverLimit` if others hold too much of its former runs; those of [`Host::resume`].
     fn start(&self, change: &Change<'_>, waker: Waker) -> Result<Arc<Sandbox>> {
         let sandbox = &change.sandbox;
         let id = &sandbox.id;
@@ -170,6 +173,7 @@ impl Host {
             return Err(ending(id));
         }
         fault::point("start of a sandbox");
+        sandbox.workspace.processes.check_held_runs()?;
         self.clear_user(sandbox)?;
         let started = self.next_phase(sandbox, Phase::begin(sandbox.phase.runs + 1, now_ms()))?;
         *lock(&started.current) = started.phase;

@@ -434,7 +434,7 @@ mod tests {
     use super::*;
     use crate::interpreter::context::Phase;
     use crate::limits::ledger::Budget;
-    use crate::process::registry::Shared;
+    use crate::process::registry::{OpenCounts, Shared};
 
     /// A client that stays.
     struct Stays;
@@ -451,7 +451,13 @@ mod tests {
         let activity = Arc::new(Activity::new());
         let shared = Shared::new(4096, 4096).unwrap();
         let site = Arc::new(Site {
-            processes: Registry::new(shared, Arc::clone(&activity), Arc::clone(&ledger), 1),
+            processes: Registry::new(
+                shared,
+                Arc::clone(&activity),
+                Arc::clone(&ledger),
+                OpenCounts::new(),
+                1,
+            ),
             confinement: Arc::new(Confinement::for_test()),
             ledger,
             activity,

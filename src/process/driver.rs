@@ -8,7 +8,8 @@
 //! splice(2) from a socket holds the lock of the pipe while it waits for data. Reading, `FIONREAD` and closing wait for
 //! that lock whatever their flags, and no signal ends that. So nobody outside the workspace waits for this thread, and
 //! nothing waits for it without a limit: the supervisor kills what has run out of time, and a kill ends what
-//! holds the lock.
+//! holds the lock. What holds it can belong to another sandbox, which was given the pipe. Then the thread outlasts its run of
+//! the sandbox; so these threads are counted for all runs together.
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -25,16 +26,34 @@ use super::ring::Stream;
 use super::supervisor::{self, StartedLater, Supervisor, Task};
 use crate::error::{Error, Kind, Result, cause};
 use crate::threads::Thread;
-use crate::threads::lock::{Mutex, lock};
+use crate::threads::lock::{Condvar, Mutex, lock};
 use crate::threads::panics::contain;
 use crate::{fault, logging};
 
 /// Takes over the pumps of one workspace from other threads.
 pub(super) struct Driver {
     supervisor: Arc<Supervisor>,
+    drivers: Arc<Drivers>,
     seat: Mutex<Seat>,
-    /// Whether the workspace was released since the thread last looked.
-    has_released: AtomicBool,
+    /// Whether the workspace was released.
+    is_released: AtomicBool,
+}
+
+/// Counts the threads of a workspace's drivers, in all of its runs.
+#[derive(Default)]
+pub(super) struct Drivers {
+    living: Mutex<usize>,
+    /// Notified when one has ended.
+    ended: Condvar,
+}
+
+impl Drivers {
+    /// Waits until there are fewer than `most`. False if there are not within `limit`.
+    pub(super) fn wait_below(&self, most: usize, limit: Duration) -> bool {
+        let are_many = |living: &mut usize| *living >= most;
+        let living = lock(&self.living);
+        self.ended.wait_while_for(living, limit, are_many).1
+    }
 }
 
 #[derive(Default)]
@@ -61,12 +80,13 @@ const STAY: Duration = Duration::from_secs(1);
 const EVENTS: usize = 64;
 
 impl Driver {
-    /// Without a thread.
-    pub(super) fn new(supervisor: &Arc<Supervisor>) -> Arc<Self> {
+    /// Without a thread. Those that it starts are among `drivers`.
+    pub(super) fn new(supervisor: &Arc<Supervisor>, drivers: &Arc<Drivers>) -> Arc<Self> {
         Arc::new(Self {
             supervisor: Arc::clone(supervisor),
+            drivers: Arc::clone(drivers),
             seat: Mutex::default(),
-            has_released: AtomicBool::new(false),
+            is_released: AtomicBool::new(false),
         })
     }
 
@@ -85,9 +105,9 @@ impl Driver {
         }
     }
 
-    /// The workspace was released: what others keep open of it is closed.
+    /// The workspace was released: what others keep open of it is closed, and the thread ends when it has nothing to drive.
     pub(super) fn note_release(&self) {
-        self.has_released.store(true, Ordering::Release);
+        self.is_released.store(true, Ordering::Release);
         self.wake();
     }
 
@@ -120,6 +140,7 @@ impl Driver {
             seat.epoll = Some(Arc::clone(&epoll));
             epoll
         };
+        *lock(&self.drivers.living) += 1;
         let run = Run {
             driver: Arc::clone(self),
             epoll,
@@ -140,7 +161,7 @@ fn wakeup() -> EpollEvent {
     EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT, WAKEUP)
 }
 
-/// The thread.
+/// The thread, which is counted until this is dropped.
 struct Run {
     driver: Arc<Driver>,
     epoll: Arc<Epoll>,
@@ -154,6 +175,9 @@ impl Drop for Run {
             let is_own = |epoll: &mut Arc<Epoll>| Arc::ptr_eq(epoll, &self.epoll);
             seat.epoll.take_if(is_own).is_some() && !seat.inbox.is_empty()
         };
+        let drivers = &self.driver.drivers;
+        *lock(&drivers.living) -= 1;
+        drivers.ended.notify_all();
         if is_left {
             let driver = Arc::clone(&self.driver);
             self.driver.supervisor.start_later(driver);
@@ -169,7 +193,12 @@ impl Run {
         let mut events = [EpollEvent::empty(); EVENTS];
         loop {
             let is_transient = driven.pumps.is_empty() || buffer.is_held();
-            let timeout = driven.timeout(is_transient.then_some(STAY));
+            let stay = if self.is_released() {
+                Duration::ZERO
+            } else {
+                STAY
+            };
+            let timeout = driven.timeout(is_transient.then_some(stay));
             let count = match self.epoll.wait(&mut events, timeout) {
                 Ok(count) => count,
                 Err(Errno::EINTR) => 0,
@@ -204,6 +233,10 @@ impl Run {
                 }
             }
         }
+    }
+
+    fn is_released(&self) -> bool {
+        self.driver.is_released.load(Ordering::Acquire)
     }
 
     /// Gives the seat up unless pumps have arrived.
@@ -268,7 +301,7 @@ impl Run {
 
     /// Closes the outputs of ended processes that only others keep open.
     fn close_left_over(&self, driven: &mut Driven, buffer: &mut Buffer) {
-        if !self.driver.has_released.swap(false, Ordering::Acquire) {
+        if !self.is_released() {
             return;
         }
         let pumps = driven.pumps.iter();

@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::children::{self, Command};
-use super::driver::Driver;
+use super::driver::{Driver, Drivers};
 use super::logs::{Log, LogStore, LogTenant};
 use super::oom;
 use super::process::{Exit, Origin, Process, Reason, StdinSlot, finish, kill_trees};
@@ -85,6 +85,32 @@ impl Shared {
     }
 }
 
+/// What one workspace has open of what all share. It lasts as long as the workspace, whose registry is another in each run: another
+/// sandbox that was given the output of a command can hold up the thread that would close it (see `driver`), and what an
+/// ended run still has counts in the share of the next.
+pub struct OpenCounts {
+    terminals: OpenCount,
+    commands: OpenCount,
+    drivers: Arc<Drivers>,
+}
+
+impl OpenCounts {
+    /// Of a workspace that has nothing open.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self {
+            terminals: OpenCount::among(&terminal::OPEN),
+            commands: OpenCount::among(&OPEN),
+            drivers: Arc::default(),
+        })
+    }
+}
+
+/// While others hold up so many of its ended runs, a workspace does not run again.
+const MOST_HELD_RUNS: usize = 2;
+
+/// How long a thread may take to end that nothing holds up.
+const END_LIMIT: Duration = Duration::from_secs(2);
+
 /// Commands whose output is open, in all workspaces.
 static OPEN: AtomicU64 = AtomicU64::new(0);
 
@@ -97,8 +123,7 @@ pub struct Registry {
     logs: Arc<LogTenant>,
     activity: Arc<Activity>,
     ledger: Arc<Ledger>,
-    terminals: OpenCount,
-    commands: OpenCount,
+    open: Arc<OpenCounts>,
     next: AtomicU64,
     /// Never held while a command is being started.
     table: Mutex<ProcessTable>,
@@ -256,17 +281,17 @@ impl Registry {
         shared: Arc<Shared>,
         activity: Arc<Activity>,
         ledger: Arc<Ledger>,
+        open: Arc<OpenCounts>,
         first: u64,
     ) -> Arc<Self> {
-        let driver = Driver::new(&shared.supervisor);
+        let driver = Driver::new(&shared.supervisor, &open.drivers);
         Arc::new(Self {
             shared,
             driver,
             logs: Arc::default(),
             activity,
             ledger,
-            terminals: OpenCount::among(&terminal::OPEN),
-            commands: OpenCount::among(&OPEN),
+            open,
             next: AtomicU64::new(first),
             table: Mutex::default(),
             start_ended: Condvar::new(),
@@ -411,7 +436,7 @@ impl Registry {
         let share = spec
             .terminal
             .is_some()
-            .then(|| share_terminals(&self.terminals));
+            .then(|| share_terminals(&self.open.terminals));
         let share = share.transpose()?;
         let namespaces = confinement.namespaces();
         let mut stdio = self.stdio(&spec, confinement)?;
@@ -504,7 +529,7 @@ impl Registry {
     /// # Errors
     /// `OverLimit`.
     fn share_commands(&self) -> Result<OpenShare> {
-        let (share, own) = self.commands.add();
+        let (share, own) = self.open.commands.add();
         let most = sys::limits(libc::RLIMIT_NOFILE).rlim_cur / 2 / DESCRIPTORS;
         if self.ledger.is_whole() || own <= most.saturating_sub(OPEN.load(Ordering::Relaxed)) {
             return Ok(share);
@@ -554,6 +579,22 @@ impl Registry {
     pub fn release(&self) {
         self.is_released.store(true, Ordering::Release);
         self.driver.note_release();
+    }
+
+    /// Checks, when nothing of the workspace runs, that it may run again: each run that is held up has a thread of the server, so
+    /// there must not be many.
+    ///
+    /// # Errors
+    /// `OverLimit`.
+    pub fn check_held_runs(&self) -> Result<()> {
+        if self.open.drivers.wait_below(MOST_HELD_RUNS, END_LIMIT) {
+            return Ok(());
+        }
+        let text = format!(
+            "cannot start the sandbox: other processes hold the pipes of {MOST_HELD_RUNS} former runs of it; \
+             end these processes, or delete their sandboxes"
+        );
+        Err(Error::new(Kind::OverLimit, text))
     }
 
     /// Why nothing starts any more.
@@ -885,7 +926,13 @@ mod tests {
 
     fn registry_in(shared: Arc<Shared>) -> Arc<Registry> {
         let ledger = Budget::new(1 << 20).whole();
-        Registry::new(shared, Arc::new(Activity::new()), ledger, 1)
+        Registry::new(
+            shared,
+            Arc::new(Activity::new()),
+            ledger,
+            OpenCounts::new(),
+            1,
+        )
     }
 
     /// A process that nobody drives.
@@ -906,6 +953,24 @@ mod tests {
         while !process.reap() {
             std::thread::yield_now();
         }
+    }
+
+    /// Else a sandbox would get a new share by each stop and start, while the server cannot let go of the old one.
+    #[test]
+    fn what_an_ended_run_has_open_counts_in_the_next() {
+        let open = OpenCounts::new();
+        let [former, next] = [1, 2].map(|first| {
+            let (shared, activity) = (Shared::new(4096, 4096).unwrap(), Activity::new());
+            let ledger = Budget::new(1 << 20).whole();
+            Registry::new(shared, Arc::new(activity), ledger, Arc::clone(&open), first)
+        });
+        let held = former.share_commands().unwrap();
+        former.close();
+        former.release();
+        drop(former);
+        assert_eq!(next.open.commands.add().1, 2);
+        drop(held);
+        assert_eq!(next.open.commands.add().1, 1);
     }
 
     /// [`Registry::delete`] relies on it: a process is reaped before its output was read and its end

@@ -227,7 +227,7 @@ pub(crate) mod tests {
     use crate::limits::ledger::Budget;
     use crate::process::Reason;
     use crate::process::pump::Pump;
-    use crate::process::registry::{Registry, Shared, StartOutcome};
+    use crate::process::registry::{OpenCounts, Registry, Shared, StartOutcome};
     use crate::spec::command::{CommandLine, CommandSpec, TerminalSpec};
 
     /// A client that stays.
@@ -257,7 +257,13 @@ pub(crate) mod tests {
     pub(crate) fn deaf_terminal() -> Pump {
         let shared = Shared::new(4096, 4096).unwrap();
         let ledger = Budget::new(1 << 20).whole();
-        let registry = Registry::new(shared, Arc::new(Activity::new()), ledger, 1);
+        let registry = Registry::new(
+            shared,
+            Arc::new(Activity::new()),
+            ledger,
+            OpenCounts::new(),
+            1,
+        );
         let line = CommandLine::Program(vec!["sleep".to_owned(), "1000".to_owned()]);
         let mut spec = CommandSpec::new(line, Vec::new(), None).unwrap();
         spec.terminal = Some(TerminalSpec::default());

@@ -19,7 +19,7 @@ use crate::limits::activity::{Activity, IdleBy};
 use crate::limits::ledger::Ledger;
 use crate::limits::work_clock::WorkClock;
 use crate::ports::Ports;
-use crate::process::registry::{Registry, Shared};
+use crate::process::registry::{OpenCounts, Registry, Shared};
 use crate::spec::network::NetworkPolicy;
 use crate::threads::priority::{BackgroundTurn, BackgroundWork, run_in_background};
 use crate::workspace::watches::Watches;
@@ -40,6 +40,7 @@ struct Lasting {
     root: Arc<Root>,
     watches: Arc<Watches>,
     ledger: Arc<Ledger>,
+    open: Arc<OpenCounts>,
     background: Arc<BackgroundWork>,
     activity: Arc<Activity>,
 }
@@ -59,6 +60,8 @@ pub struct Workspace {
     pub watches: Arc<Watches>,
     /// What is held for its clients and its processes.
     pub ledger: Arc<Ledger>,
+    /// What its processes have open, those of former runs included.
+    open: Arc<OpenCounts>,
     /// Requests that make its virtual environment.
     pub(super) venv_makers: Arc<AtomicUsize>,
     /// Its threads that read much or watch.
@@ -83,6 +86,7 @@ impl Workspace {
                 watches: Watches::new(&root, &ledger, &background),
                 root,
                 ledger,
+                open: OpenCounts::new(),
                 background,
                 activity: Arc::new(Activity::new()),
             },
@@ -110,6 +114,7 @@ impl Workspace {
                 root: Arc::clone(&self.root),
                 watches: Arc::clone(&self.watches),
                 ledger: Arc::clone(&self.ledger),
+                open: Arc::clone(&self.open),
                 background: Arc::clone(&self.background),
                 activity: Arc::clone(&self.activity),
             },
@@ -135,11 +140,17 @@ impl Workspace {
             root,
             watches,
             ledger,
+            open,
             background,
             activity,
         } = lasting;
-        let own = (Arc::clone(&activity), Arc::clone(&ledger));
-        let processes = Registry::new(shared, own.0, own.1, first);
+        let processes = Registry::new(
+            shared,
+            Arc::clone(&activity),
+            Arc::clone(&ledger),
+            Arc::clone(&open),
+            first,
+        );
         let confinement = Arc::new(confinement);
         #[cfg(feature = "interpreter")]
         let contexts = Contexts::new(
@@ -159,6 +170,7 @@ impl Workspace {
             contexts,
             ports,
             ledger,
+            open,
             venv_makers: Arc::default(),
             background,
             activity,

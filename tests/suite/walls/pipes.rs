@@ -1,6 +1,8 @@
 //! A process that holds the lock of its pipe holds up whoever reads or closes the pipe in the server, without a limit and
 //! whatever kills that thread (splice(2)). That is a thread of its own sandbox.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -8,7 +10,10 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::probe::Probe;
-use crate::fixture::{Held, PATIENCE, Sandbox, Server, is_root, kinds, threads_of, wait_until};
+use crate::fixture::{
+    Held, PATIENCE, Sandbox, Server, TempDir, assert_error, descriptors_of, is_root, kinds,
+    threads_of, wait_until,
+};
 use crate::skip;
 
 /// The ways to hold a pipe.
@@ -135,6 +140,91 @@ fn a_held_pipe_does_not_outlast_a_deadline_or_a_kill() {
     wait_until("the thread goes", PATIENCE, || {
         threads_of(server.inner_pid(), "pumps").is_empty()
     });
+}
+
+/// What another sandbox holds of a run that has ended counts in the next: else a sandbox would get a new share by each stop
+/// and start, and take all of them.
+#[test]
+fn a_held_pipe_of_a_run_that_has_ended_counts_in_the_next() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host()
+        .wrapped_in(&["prlimit", "--nofile=1024:1024"])
+        .start();
+    let pid = server.inner_pid();
+    // All commands may have half of the descriptors, four each, and one sandbox half of that.
+    let share = 1024 / 2 / 4 / 2;
+    for kind in kinds(&server) {
+        let shared = TempDir::new();
+        std::fs::set_permissions(shared.path(), Permissions::from_mode(0o777)).unwrap();
+        let socket = shared.join("holder");
+        let sandbox_of = |mut body: Value| {
+            body["read_write_paths"] = json!([shared.path()]);
+            server.sandbox_with(&body)
+        };
+        let accomplice = sandbox_of(json!({ "isolation": "landlock" }));
+        let acts = Probe::new(&accomplice).command(&[&["hold-given", &socket]]);
+        let holder = accomplice.spawn(&acts);
+        wait_until("it listens", PATIENCE, || {
+            std::path::Path::new(&socket).exists()
+        });
+        let mut limits = kind.clone();
+        limits["max_procs"] = json!(256);
+        let sandbox = sandbox_of(limits);
+        let neighbour = server.sandbox_with(&json!({}));
+        let give = Probe::new(&sandbox).command(&[&["give-output", &socket]]);
+        let sleep = json!({ "cmd": ["sleep", "1000"] });
+        let blocked = || {
+            let threads = threads_of(pid, "pumps");
+            threads.iter().filter(|thread| is_blocked(thread)).count()
+        };
+        let stop = json!({ "keep": "files" });
+        let mut started = 0;
+        for run in 1..=2 {
+            sandbox.spawn(&give);
+            wait_until("a thread waits", PATIENCE, || blocked() == run);
+            started += 1;
+            // The first run leaves a little.
+            let refused = loop {
+                if run == 1 && started == share / 2 {
+                    break None;
+                }
+                let reply = sandbox.post("processes", &sleep);
+                if reply.status != 200 {
+                    break Some(reply);
+                }
+                started += 1;
+            };
+            if let Some(refused) = refused {
+                assert_error(&refused, 503, "over_limit");
+            }
+            assert!(started <= share, "{started} in {run} runs");
+            assert!(descriptors_of(pid) < 700);
+            assert_eq!(neighbour.sh("echo here"), "here\n");
+            assert_eq!(sandbox.post("pause", &stop).status, 200);
+            assert_eq!(blocked(), run);
+            let resumed = sandbox.post("resume", &json!({}));
+            if run == 1 {
+                assert_eq!(resumed.status, 200, "{}", resumed.text());
+            } else {
+                assert_error(&resumed, 503, "over_limit");
+            }
+        }
+        expect_service(&server, &neighbour);
+        let route = format!("processes/{}", holder["id"].as_str().unwrap());
+        assert_eq!(accomplice.request("DELETE", &route, b"").status, 200);
+        assert_eq!(sandbox.post("resume", &json!({})).status, 200);
+        for _ in 0..share / 2 {
+            sandbox.spawn(&sleep);
+        }
+        // Runs that nothing holds up follow one another at once.
+        for _ in 0..4 {
+            assert_eq!(sandbox.sh("sleep 1000 & echo here"), "here\n");
+            assert_eq!(sandbox.post("pause", &stop).status, 200);
+            assert_eq!(sandbox.post("resume", &json!({})).status, 200);
+        }
+    }
 }
 
 #[test]

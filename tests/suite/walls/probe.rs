@@ -620,6 +620,18 @@ fn perform(words: &[&str]) -> io::Result<String> {
         }
         // Leaves a process behind that holds the lock of a standard stream's pipe for ever, and ends.
         ["hold-pipe", way] => hold_pipe(way),
+        // The same for the pipe that each client of a socket gives, by a thread of this process.
+        ["hold-given", path] => hold_given(path),
+        // Gives its standard output to such a process, and ends.
+        ["give-output", path] => {
+            let holder = UnixStream::connect(path)?;
+            let (descriptors, data) = ([1], [io::IoSlice::new(b"x")]);
+            let rights = [ControlMessage::ScmRights(&descriptors)];
+            sendmsg::<()>(holder.as_raw_fd(), &data, &rights, MsgFlags::empty(), None)?;
+            (&holder).read_exact(&mut [0])?;
+            std::thread::sleep(Duration::from_millis(300));
+            std::process::exit(0);
+        }
         // Leaves processes behind, one after the other. Every second one stops itself; each writes to the file if it was
         // told to go on, which nobody here does.
         ["orphans", count, path] => {
@@ -924,9 +936,8 @@ fn race_address(time: Duration, addresses: [SocketAddrV4; 2]) -> io::Result<Stri
     Ok("ok".to_owned())
 }
 
-/// Takes a TCP socket that another process gives, and uses it.
-fn use_given(path: &str, act: &str, address: SocketAddrV4) -> io::Result<String> {
-    let passer = UnixStream::connect(path)?;
+/// What another process gives over a Unix socket.
+fn receive(passer: &UnixStream) -> io::Result<i32> {
     let mut buffer = nix::cmsg_space!([i32; 1]);
     let mut data = [0];
     let mut data = [io::IoSliceMut::new(&mut data)];
@@ -936,7 +947,12 @@ fn use_given(path: &str, act: &str, address: SocketAddrV4) -> io::Result<String>
         ControlMessageOwned::ScmRights(descriptors) => descriptors.first().copied(),
         _ => None,
     });
-    let socket = given.expect("a socket was given");
+    Ok(given.expect("a descriptor was given"))
+}
+
+/// Takes a TCP socket that another process gives, and uses it.
+fn use_given(path: &str, act: &str, address: SocketAddrV4) -> io::Result<String> {
+    let socket = receive(&UnixStream::connect(path)?)?;
     let connect = || connect(socket, &SockaddrIn::from(address)).map_err(io::Error::from);
     match act {
         "connect" => done(connect()),
@@ -1330,6 +1346,24 @@ fn fork_limit() -> String {
         }
     }
     "1000 ok".to_owned()
+}
+
+/// As [`hold_pipe`] by splice(2), of the pipes that others give.
+fn hold_given(path: &str) -> io::Result<String> {
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o777))?;
+    for giver in listener.incoming() {
+        let giver = giver?;
+        let pipe = receive(&giver)?;
+        std::thread::spawn(move || {
+            let (near, _far) = UnixStream::pair().unwrap();
+            (&giver).write_all(b"x").unwrap();
+            let none = std::ptr::null_mut();
+            // SAFETY: a plain system call on descriptors that are open.
+            unsafe { libc::splice(near.as_raw_fd(), none, pipe, none, 4096, 0) }
+        });
+    }
+    unreachable!("clients do not end")
 }
 
 /// The process that stays waits for data of a socket or a terminal that nobody sends, or for room in a socket that nobody
