@@ -65,7 +65,8 @@ pub enum Kind {
     ProgramForbidden,
     /// No process, memory or descriptor is left for the command.
     NoResources,
-    /// The file is not what the request expects, or was changed by somebody else meanwhile.
+    /// The file is not what the request expects, or was changed by somebody else meanwhile. Or a path of the machine no
+    /// longer leads to what a sandbox was given.
     Changed,
     /// The text to change is not in the file.
     NoMatch,

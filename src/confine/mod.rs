@@ -36,7 +36,7 @@ use crate::sys::{self, ActingAs, CallListener, Resource, User};
 use crate::threads::lock::{Mutex, lock};
 use environment::entry;
 use filter::Subject;
-pub use grants::{GrantedPaths, Grants};
+pub use grants::{FileIdentity, GrantedPaths, Grants};
 pub use limits::{KillWatch, Limiter, Limits, MemoryKill, ended_for_memory};
 pub use mark::Mark;
 pub use namespaces::{HOLDER_ARGUMENT, IN_MEMORY, MemoryDisk, Namespaces, holders};

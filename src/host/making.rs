@@ -14,7 +14,7 @@ use super::sandbox::{IsEnding, Lasting};
 use super::table::{Reservation, SandboxTable};
 use super::{Host, Sandbox, Shortage};
 use crate::clock::now_ms;
-use crate::confine::{Grants, Home, SandboxSettings};
+use crate::confine::{FileIdentity, Grants, Home, SandboxSettings};
 use crate::egress::Exits;
 use crate::error::{Error, Kind, Result};
 use crate::files::Root;
@@ -51,7 +51,7 @@ impl Host {
         }
         let limits = spec.settings.limits;
         self.limiter.check(limits.whole)?;
-        let grants = self.grants(spec)?;
+        let grants = self.grants(spec, None)?;
         let spec = Arc::new(SandboxSpec {
             isolation: Some(isolation),
             network: Some(network.clone()),
@@ -143,10 +143,14 @@ impl Host {
         spec.network.as_ref().unwrap_or(&self.default_network)
     }
 
-    /// Opens the paths of the machine that a sandbox reaches.
-    pub(super) fn grants(&self, spec: &SandboxSpec) -> Result<Grants> {
+    /// Opens the paths of the machine that a sandbox reaches. `known` is what they led to when it was made.
+    pub(super) fn grants(
+        &self,
+        spec: &SandboxSpec,
+        known: Option<&[FileIdentity]>,
+    ) -> Result<Grants> {
         let (read, write) = (&spec.read_only_paths, &spec.read_write_paths);
-        Grants::open(read, write, &self.private, &self.users)
+        Grants::open(read, write, &self.private, &self.users, known)
     }
 
     /// What surrounds a new sandbox.
@@ -176,6 +180,7 @@ impl Host {
             home: self.homes.path.join(id),
             created_at_ms: now_ms(),
             spec: Arc::clone(spec),
+            given: Arc::clone(&grants.identities),
             life: Mutex::new(Life::begin(spec.settings.clone())),
             turn: Mutex::default(),
             token: OnceLock::new(),

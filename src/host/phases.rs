@@ -139,7 +139,8 @@ impl Host {
     ///
     /// # Errors
     /// `NotFound`, even if it is deleted meanwhile; `Forbidden`, `Paused` and `Stopped` if this one may not;
-    /// `ShuttingDown`; `NoSpace` if its record cannot be written; those of making a sandbox.
+    /// `ShuttingDown`; `NoSpace` if its record cannot be written; `Changed` if a path that it was given leads to something else;
+    /// those of making a sandbox.
     pub fn resume(&self, id: &str, waker: Waker) -> Result<(Arc<Sandbox>, bool)> {
         let is_due = |sandbox: &Sandbox| {
             let rests = sandbox.state().0 != SandboxState::Running;
@@ -300,6 +301,7 @@ impl Host {
             current: Mutex::new(phase),
             file,
             spec,
+            given: record.given,
         });
         let grants = paths_at_rest(&lasting);
         self.assemble(lasting, phase, home, None, &grants)
@@ -396,7 +398,7 @@ impl Host {
             self.policy.check_isolation(isolation)?;
             self.policy.check_network(isolation, network)?;
             self.limiter.check(lasting.resource_limits().whole)?;
-            self.grants(&lasting.spec)?
+            self.grants(&lasting.spec, Some(&lasting.given))?
         };
         self.assemble(lasting, phase, home, Some(sandbox), &grants)
     }

@@ -15,7 +15,9 @@ use super::records::{Record, RecordFile};
 use super::ruling::Turn;
 use super::stopped;
 use super::tcp_ports::PortLease;
-use crate::confine::{GrantedPaths, IN_MEMORY, Limits, MemoryDisk, Namespaces, Policy};
+use crate::confine::{
+    FileIdentity, GrantedPaths, IN_MEMORY, Limits, MemoryDisk, Namespaces, Policy,
+};
 use crate::error::{Error, Kind, Result};
 use crate::limits::ledger::Ledger;
 use crate::logging;
@@ -44,6 +46,8 @@ pub struct Lasting {
     pub created_at_ms: u64,
     /// What was chosen at its creation, with the defaults of that time.
     pub spec: Arc<SandboxSpec>,
+    /// What the paths that it was given led to at its creation.
+    pub(super) given: Arc<[FileIdentity]>,
     /// What of it has changed since; guards the value alone.
     pub(super) life: Mutex<Life>,
     /// Whether a thread of the maintenance does something with it.
@@ -122,6 +126,7 @@ impl Lasting {
             phase,
             tcp_ports: self.ports.machine_ports(),
             spec: Arc::clone(&self.spec),
+            given: Arc::clone(&self.given),
         }
     }
 

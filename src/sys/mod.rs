@@ -71,7 +71,7 @@ pub use seccomp::{CallListener, WaitingCall, has_filters, has_listeners};
 pub use signals::{ignore, ignore_reserved_signals, is_ignored, restore_default};
 pub use spawn::{ChildPlan, Restriction, SpawnError, SpawnStep, Spawned, spawn};
 pub use system::{
-    Resource, clock_ticks, landlock_abi, limits, mount_id, page_bytes, random_bytes,
+    Resource, birth_time, clock_ticks, landlock_abi, limits, mount_id, page_bytes, random_bytes,
     scrub_environment,
 };
 #[cfg(all(test, guided))]

@@ -1,7 +1,7 @@
 //! Facts about the kernel and this process: limits, features, units, mounts, randomness, and the
 //! environment that /proc shows.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
@@ -47,17 +47,29 @@ pub fn landlock_abi() -> u32 {
 /// Identifies the mount of an open file; bind mounts of one file system differ (statx(2),
 /// `STATX_MNT_ID`). `None` before Linux 5.8.
 pub fn mount_id(file: BorrowedFd<'_>) -> Option<u64> {
+    status(file, libc::STATX_MNT_ID).map(|status| status.stx_mnt_id)
+}
+
+/// When an open file was made, in nanoseconds since 1970 (statx(2), `STATX_BTIME`): no call changes it. `None` if the file
+/// system does not keep it.
+pub fn birth_time(file: BorrowedFd<'_>) -> Option<i64> {
+    let born = status(file, libc::STATX_BTIME)?.stx_btime;
+    let seconds = born.tv_sec.wrapping_mul(1_000_000_000);
+    Some(seconds.wrapping_add(born.tv_nsec.into()))
+}
+
+/// What statx(2) says of an open file. `None` without what `mask` asks for.
+fn status(file: BorrowedFd<'_>, mask: c_uint) -> Option<libc::statx> {
     let mut status = MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: the path is an empty C string, the kernel fills `status`, and zeroes are a value of it.
     let status = unsafe {
-        let flags = libc::AT_EMPTY_PATH;
-        let (path, mask) = (c"".as_ptr(), libc::STATX_MNT_ID);
+        let (path, flags) = (c"".as_ptr(), libc::AT_EMPTY_PATH);
         if libc::statx(file.as_raw_fd(), path, flags, mask, status.as_mut_ptr()) != 0 {
             return None;
         }
         status.assume_init()
     };
-    (status.stx_mask & libc::STATX_MNT_ID != 0).then_some(status.stx_mnt_id)
+    (status.stx_mask & mask != 0).then_some(status)
 }
 
 /// Unpredictable bytes (getrandom(2)), at most 256.

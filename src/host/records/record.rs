@@ -12,6 +12,7 @@ use sha2::{Digest, Sha256};
 
 use crate::codec::fields::{self, Fields, JsonType, decoded, strings};
 use crate::codec::table::Table;
+use crate::confine::FileIdentity;
 use crate::error::{Error, Result};
 use crate::limits::activity::IdleBy;
 use crate::spec::command::EnvironmentChange;
@@ -48,6 +49,8 @@ pub(in crate::host) struct Record {
     pub(in crate::host) tcp_ports: Vec<u16>,
     /// What was chosen at its creation, with the defaults of that time.
     pub(in crate::host) spec: Arc<SandboxSpec>,
+    /// What the paths that it was given led to at its creation: the read-only ones first.
+    pub(in crate::host) given: Arc<[FileIdentity]>,
 }
 
 /// Why a text is no record that this version reads.
@@ -174,6 +177,8 @@ impl Record {
         }
         members.texts("read_only", &spec.read_only_paths);
         members.texts("read_write", &spec.read_write_paths);
+        let given: Vec<String> = self.given.iter().map(ToString::to_string).collect();
+        members.texts("given", &given);
         members.number("own_ports", Some(spec.tcp_ports as u64));
         let ports: Vec<String> = self.tcp_ports.iter().map(u16::to_string).collect();
         members.texts("tcp_ports", &ports);
@@ -245,6 +250,11 @@ fn read(fields: &mut Fields<'_>) -> Result<Record> {
     };
     let ports = texts(fields, "tcp_ports")?.into_iter();
     let ports = ports.map(|port| port.parse().map_err(|_| broken("tcp_ports")));
+    let given = texts(fields, "given")?;
+    let given = given
+        .iter()
+        .map(|text| FileIdentity::parse(text).ok_or_else(|| broken("given")));
+    let given = given.collect::<Result<Vec<_>>>()?;
     let spec = SandboxSpec {
         environment: object(fields, "env")?.into(),
         isolation,
@@ -257,6 +267,9 @@ fn read(fields: &mut Fields<'_>) -> Result<Record> {
         key: fields.string("key")?,
         shown_home: fields.string("shown_home")?.map(Into::into),
     };
+    if given.len() != spec.read_only_paths.len() + spec.read_write_paths.len() {
+        return Err(broken("given"));
+    }
     Ok(Record {
         id: fields.required_string("id")?,
         number: needed(fields, "number")?,
@@ -275,6 +288,7 @@ fn read(fields: &mut Fields<'_>) -> Result<Record> {
         },
         tcp_ports: ports.collect::<Result<_>>()?,
         spec: Arc::new(spec),
+        given: given.into(),
     })
 }
 
@@ -364,6 +378,7 @@ mod tests {
             },
             tcp_ports: vec![8000, 8001],
             spec: Arc::new(spec),
+            given: Arc::default(),
         }
     }
 
@@ -393,6 +408,11 @@ mod tests {
             shown_home: Some("/home/user".into()),
         };
         let mut record = record(spec);
+        let given = ["9007199254740993 1790000000000000001", "7"];
+        record.given = given
+            .iter()
+            .map(|text| FileIdentity::parse(text).unwrap())
+            .collect();
         record.expires_at_ms = Some(1_790_000_009_999);
         record.left_ms = Some(1);
         record.rests = true;
@@ -439,6 +459,7 @@ mod tests {
             }
             let [one, other] = [&read, &written].map(|record| record.spec.network.as_ref());
             assert_eq!(one.unwrap().identity(), other.unwrap().identity());
+            assert_eq!(read.given, written.given);
             assert_eq!(read.settings, written.settings);
             assert_eq!(
                 [read.rests, read.stands, read.is_held],
@@ -486,6 +507,8 @@ mod tests {
             ("\"uid\":20001", "\"uid\":99999999999"),
             ("\"network\":\"allowlist\"", "\"network\":null"),
             ("@pypi", "@nowhere"),
+            (",\"7\"]", "]"),
+            (",\"7\"]", ",\"x\"]"),
             ("\"stopped\":\"timeout\"", "\"stopped\":\"other\""),
         ] {
             let other = signed(&line.replacen(from, to, 1));

@@ -462,6 +462,15 @@ impl Mount {
         Self::new(at, &["-t", "tmpfs", "-o", options, "tmpfs"])
     }
 
+    /// An overlay of a directory, as containers have theirs of an image; `parts` gets its own.
+    pub fn overlay(lower: &str, parts: &str, at: &Path) -> Option<Self> {
+        let (upper, work) = (format!("{parts}/upper"), format!("{parts}/work"));
+        fs::create_dir_all(&upper).ok()?;
+        fs::create_dir_all(&work).ok()?;
+        let options = format!("lowerdir={lower},upperdir={upper},workdir={work}");
+        Self::new(at, &["-t", "overlay", "-o", &options, "overlay"])
+    }
+
     fn bind(from: &Path, at: &Path) -> Option<Self> {
         Self::new(at, &["--bind", from.to_str()?])
     }

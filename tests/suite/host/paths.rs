@@ -3,13 +3,18 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
+use std::process::Command;
 
+use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use serde_json::{Value, json};
 
-use super::{SANDBOXES, needs_root};
+use super::lasting::{describe, end, resume, stop};
+use super::{SANDBOXES, in_place_of, needs_root, target};
+use crate::files::Mount;
 use crate::fixture::{Sandbox, Server, TempDir, assert_error};
+use crate::skip;
 use crate::walls::probe::{Plan, Probe};
 
 /// A tree in which permissions keep nobody from anything.
@@ -287,6 +292,114 @@ fn what_a_sandbox_links_to_is_given_to_no_other() {
         server.sandbox_with(&json!({ "read_only_paths": [tree.path(path)] }));
     }
     assert_eq!(server.get(SANDBOXES).json().as_array().unwrap().len(), 5);
+}
+
+/// One that may change the directory above lays something else there, while the other one is stopped or no server runs.
+#[test]
+fn what_a_stopped_sandbox_was_given_is_exchanged_for_nothing_else() {
+    needs_root!();
+    let (server, tree) = (Server::host().start(), Tree::new());
+    let (given, below) = (tree.path("given"), tree.path("given/below"));
+    let one_that_changes = server.sandbox_with(&json!({ "read_write_paths": [given] }));
+    let body = json!({ "read_only_paths": [tree.path("file"), below] });
+    let (stopped, running) = (server.sandbox_with(&body), server.sandbox_with(&body));
+    let untouched = server.sandbox_with(&json!({ "read_write_paths": [tree.path("beside")] }));
+    let read = format!("cat {below}/file");
+    let refused = |sandbox: &Sandbox<'_>, route: &str, body: &Value| {
+        let reply = sandbox.post(route, body);
+        assert_error(&reply, 409, "changed");
+        let text = reply.text();
+        for part in ["read_only_paths", &below, "put it back"] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert_eq!(describe(sandbox.server, &sandbox.id)["state"], "stopped");
+    };
+    assert_eq!(stopped.sh(&read), "given/below/file");
+    stop(&server, &stopped.id);
+    stop(&server, &untouched.id);
+    resume(&server, &untouched.id);
+    one_that_changes.sh(&format!("mv {below} {given}/away"));
+    refused(&stopped, "resume", &json!({}));
+    for act in [
+        format!("ln -s away {below}"),
+        format!("rm {below} && ln -s ../beside {below}"),
+        format!("rm {below} && mkfifo {below}"),
+        format!("rm {below} && cp -r {given}/away {below} && echo other > {below}/file"),
+    ] {
+        one_that_changes.sh(&act);
+        refused(&stopped, "resume", &json!({}));
+    }
+    // What runs has what it was given.
+    assert_eq!(
+        running.sh(&format!("cat {given}/away/file")),
+        "given/below/file"
+    );
+
+    // The next server knows what it was.
+    let before = [one_that_changes, stopped, running, untouched].map(|sandbox| {
+        let Sandbox {
+            id,
+            token,
+            uid,
+            home,
+            ..
+        } = sandbox;
+        (id, token, uid, home)
+    });
+    let place = end(server, Signal::SIGTERM);
+    let next = in_place_of(&place).start();
+    let [one_that_changes, stopped, running, untouched] =
+        before.map(|(id, token, uid, home)| Sandbox {
+            server: &next,
+            id,
+            token,
+            uid,
+            home,
+        });
+    refused(&stopped, "resume", &json!({}));
+    refused(&running, "exec", &json!({ "cmd": read }));
+    refused(&running, "processes", &json!({ "cmd": read }));
+    let kept = next.get(&target(&running.id, "/files/list?path=."));
+    assert_eq!(kept.status, 200, "{}", kept.text());
+    let beside = tree.path("beside");
+    assert_eq!(untouched.sh(&format!("cat {beside}/file")), "beside/file");
+    one_that_changes.sh(&format!("rm -r {below} && mv {given}/away {below}"));
+    resume(&next, &stopped.id);
+    assert_eq!(stopped.sh(&read), "given/below/file");
+    assert_eq!(running.sh(&read), "given/below/file");
+}
+
+/// In a container the first change of a file of the image makes a copy of it, with a birth of its own.
+#[test]
+fn what_an_overlay_copies_for_a_change_is_what_was_given() {
+    needs_root!();
+    let (tree, parts) = (Tree::new(), TempDir::new());
+    let at = parts.path().join("merged");
+    fs::create_dir(&at).unwrap();
+    let Some(_mount) = Mount::overlay(&tree.path(""), &parts.join(""), &at) else {
+        skip!("cannot mount an overlay here");
+    };
+    let server = Server::host().start();
+    let [directory, file] = ["given", "file"].map(|name| parts.join(&format!("merged/{name}")));
+    let born = |path: &str| {
+        let output = Command::new("stat").args(["-c", "%w", path]).output();
+        output.unwrap().stdout
+    };
+    let before = [&directory, &file].map(|path| born(path));
+    let sandbox = server.sandbox_with(&json!({ "read_write_paths": [directory, file] }));
+    let change = format!("echo more >> {file}; echo new > {directory}/new; cat {directory}/new");
+    assert_eq!(sandbox.sh(&change), "new\n");
+    for (path, before) in [&directory, &file].into_iter().zip(before) {
+        assert_ne!(born(path), before, "a copy");
+    }
+    stop(&server, &sandbox.id);
+    resume(&server, &sandbox.id);
+    assert_eq!(sandbox.sh(&format!("cat {directory}/new")), "new\n");
+    stop(&server, &sandbox.id);
+    fs::rename(&file, parts.join("merged/away")).unwrap();
+    fs::write(&file, "file").unwrap();
+    let reply = server.post(&target(&sandbox.id, "/resume"), &json!({}));
+    assert_error(&reply, 409, "changed");
 }
 
 /// A sandbox is never weaker than asked.
