@@ -612,7 +612,7 @@ fn what_lets_itself_go_on_does_not_run_while_it_is_paused() {
         });
         assert_still(&sandbox, Duration::from_secs(2));
         resume(&sandbox);
-        let goes_on = || is_running(&other) == !moving(&sandbox).is_empty();
+        let goes_on = || is_running(&other) != moving(&sandbox).is_empty();
         wait_until("the rest goes on, or is ended", PATIENCE, goes_on);
         sandbox.delete();
     }
