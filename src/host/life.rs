@@ -1,17 +1,15 @@
-//! How long a sandbox lives, and what of it can change meanwhile: the part of [`Lasting`] that requests change.
+//! How long a sandbox lives, and what of it can change meanwhile.
 //!
 //! Its time runs, or stands still while the host or a rule has it rest: a tenant does not live longer by pausing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::sandbox::Lasting;
 use crate::clock::now_ms;
 use crate::codec::fields::Change;
 use crate::codec::table::Table;
 use crate::limits::activity::IdleBy;
-use crate::spec::sandbox::{Fate, LifeRules, ResourceLimits, Settings, StopCause};
-use crate::threads::lock::lock;
+use crate::spec::sandbox::{Fate, ResourceLimits, Settings, StopCause};
 
 /// The end of a sandbox's life.
 #[derive(Debug, Clone, Copy)]
@@ -162,7 +160,7 @@ impl Life {
         }
     }
 
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.expiry().is_some_and(|expiry| expiry.left().is_zero())
     }
 
@@ -178,13 +176,13 @@ impl Life {
     }
 
     /// Whether its time is over, and nothing is to be left of it.
-    fn is_to_be_deleted(&self) -> bool {
+    pub(super) fn is_to_be_deleted(&self) -> bool {
         self.is_over() && self.settings.rules.on_expiry == Fate::Delete
     }
 
     /// Its time goes on. What had none left, and was not to be deleted for that, has as much as at first: if it rests for that, or
     /// the host wants it to run. A tenant does not live longer by having it rest in the moment of its end.
-    fn go_on(&mut self, is_by_host: bool) {
+    pub(super) fn go_on(&mut self, is_by_host: bool) {
         let may_begin_anew = self.stands || is_by_host;
         self.rests = false;
         self.stands = false;
@@ -199,8 +197,56 @@ impl Life {
     }
 
     /// Whether nothing is left of its time, even where that stands still.
-    fn has_ended(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         matches!(self.left, Left::Standing(Duration::ZERO)) || self.is_over()
+    }
+
+    /// Whether it ends earlier than after this time from now.
+    pub(super) fn ends_before(&self, least: Duration) -> bool {
+        match self.left {
+            Left::Unlimited => false,
+            Left::Until(expiry) => expiry.left() < least,
+            Left::Standing(left) => left < least,
+        }
+    }
+
+    /// It has this time from now on.
+    pub(super) fn set_left(&mut self, time: Duration) {
+        self.left = match self.left {
+            Left::Standing(_) => Left::Standing(time),
+            Left::Unlimited | Left::Until(_) => Left::until(time),
+        };
+    }
+
+    /// Whether this would be a change.
+    pub(super) fn is_changed_by(&self, change: &SettingsChange) -> bool {
+        let mut after = self.settings.clone();
+        change.clone().apply(&mut after);
+        change.lifetime != Change::Keep || after != self.settings
+    }
+
+    pub(super) fn change(&mut self, change: SettingsChange) {
+        let has_new_lifetime = change.lifetime != Change::Keep;
+        change.apply(&mut self.settings);
+        if has_new_lifetime {
+            self.begin_anew();
+        }
+    }
+
+    /// Whether a rest by this one would change something.
+    pub(super) fn may_rest_more(&self, by: By) -> bool {
+        (by.stops_time() && !self.stands) || (by.holds() && !self.is_held)
+    }
+
+    /// It rests from here on. Returns whether that is a change.
+    pub(super) fn begin_rest(&mut self, by: By) -> bool {
+        let before = [self.rests, self.is_held, self.stands];
+        self.rests = true;
+        self.is_held |= by.holds();
+        if by.stops_time() && !self.stands {
+            self.stand();
+        }
+        before != [self.rests, self.is_held, self.stands]
     }
 }
 
@@ -286,124 +332,6 @@ impl SettingsChange {
         set(&mut settings.rules.on_expiry, rules.on_expiry);
         set(&mut settings.rules.auto_resume, rules.auto_resume);
         limits.apply(&mut settings.limits);
-    }
-}
-
-impl Lasting {
-    /// What of it can change, as it is now.
-    pub fn settings(&self) -> Settings {
-        lock(&self.life).settings.clone()
-    }
-
-    pub fn rules(&self) -> LifeRules {
-        lock(&self.life).settings.rules
-    }
-
-    pub fn resource_limits(&self) -> ResourceLimits {
-        lock(&self.life).settings.limits
-    }
-
-    /// When its time is over; `None` for never, or while it stands still.
-    pub fn expiry(&self) -> Option<Expiry> {
-        lock(&self.life).expiry()
-    }
-
-    /// Whether only the host's token ends its rest.
-    pub fn is_held(&self) -> bool {
-        lock(&self.life).is_held
-    }
-
-    /// Whether this would be a change.
-    pub(super) fn is_changed_by(&self, change: &SettingsChange) -> bool {
-        let before = self.settings();
-        let mut after = before.clone();
-        change.clone().apply(&mut after);
-        change.lifetime != Change::Keep || after != before
-    }
-
-    /// Changes it. Call it while nobody else does. Returns what it was before.
-    pub(super) fn change(&self, change: SettingsChange) -> Life {
-        let has_new_lifetime = change.lifetime != Change::Keep;
-        let mut life = lock(&self.life);
-        let before = life.clone();
-        change.apply(&mut life.settings);
-        if has_new_lifetime {
-            life.begin_anew();
-        }
-        before
-    }
-
-    /// Takes back a change, before anybody else changes it.
-    pub(super) fn take_back(&self, before: Life) {
-        *lock(&self.life) = before;
-    }
-
-    /// Whether it ends earlier than after this time from now.
-    pub(super) fn ends_before(&self, least: Duration) -> bool {
-        match lock(&self.life).left {
-            Left::Unlimited => false,
-            Left::Until(expiry) => expiry.left() < least,
-            Left::Standing(left) => left < least,
-        }
-    }
-
-    /// Gives it this time from now on. Call it while nobody else changes it. Returns what it was before.
-    pub(super) fn set_left(&self, time: Duration) -> Life {
-        let mut life = lock(&self.life);
-        let before = life.clone();
-        life.left = match life.left {
-            Left::Standing(_) => Left::Standing(time),
-            Left::Unlimited | Left::Until(_) => Left::until(time),
-        };
-        before
-    }
-
-    /// Whether its time is over.
-    pub(super) fn has_expired(&self) -> bool {
-        lock(&self.life).is_over()
-    }
-
-    /// Whether its time is over, and nothing is to be left of it.
-    pub(super) fn is_over(&self) -> bool {
-        lock(&self.life).is_to_be_deleted()
-    }
-
-    /// Whether a rest by this one would change something.
-    pub(super) fn may_rest_more(&self, by: By) -> bool {
-        let life = lock(&self.life);
-        (by.stops_time() && !life.stands) || (by.holds() && !life.is_held)
-    }
-
-    /// It rests from here on. Call it while nobody else changes the sandbox. Returns what it was before, if that is another.
-    pub(super) fn begin_rest(&self, by: By) -> Option<Life> {
-        let mut life = lock(&self.life);
-        let before = life.clone();
-        life.rests = true;
-        life.is_held |= by.holds();
-        if by.stops_time() && !life.stands {
-            life.stand();
-        }
-        let is_other = [before.rests, before.is_held, before.stands]
-            != [life.rests, life.is_held, life.stands];
-        is_other.then_some(before)
-    }
-
-    /// Whether somebody has it rest.
-    pub(super) fn rests(&self) -> bool {
-        lock(&self.life).rests
-    }
-
-    /// Whether nothing is left of its time, even where that stands still.
-    pub(super) fn has_ended(&self) -> bool {
-        lock(&self.life).has_ended()
-    }
-
-    /// Its rest is over. Call it while nobody else changes the sandbox. Returns what it was before.
-    pub(super) fn end_rest(&self, waker: Waker) -> Life {
-        let mut life = lock(&self.life);
-        let before = life.clone();
-        life.go_on(waker == Waker::Host);
-        before
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::pausing::restless;
 use super::ruling::Task;
 use super::{Host, Sandbox, watchdog};
 use crate::spec::sandbox::Fate;
@@ -81,7 +82,9 @@ impl Host {
             }
             let begun = Instant::now();
             if begun >= next_look {
-                self.look_at_paused(&all);
+                for sandbox in restless(&all) {
+                    self.do_in_background(sandbox, Task::KeepStill);
+                }
                 // It takes a fiftieth of a processor at most.
                 next_look = begun + begun.elapsed() * 50;
             }

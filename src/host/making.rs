@@ -8,9 +8,9 @@ use nix::errno::Errno;
 
 use super::changing::starters;
 use super::life::Life;
-use super::pausing::Pausing;
 use super::records::RecordFile;
 use super::sandbox::{IsEnding, Lasting};
+use super::standing::Pausing;
 use super::table::{Reservation, SandboxTable};
 use super::{Host, Sandbox, Shortage};
 use crate::clock::now_ms;

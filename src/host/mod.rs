@@ -5,7 +5,8 @@
 //! exact under concurrency. A uid is reused only after the kernel reported no process of it.
 //!
 //! This file has the state of a host, and what can be asked of it. [`making`], [`phases`], [`pausing`], [`changing`], [`maintaining`] and
-//! [`ending`] are the life of a sandbox. Their parts have files of their own: [`table`] counts, [`users`] assigns uids, [`claims`]
+//! [`ending`] are the life of a sandbox. Their parts have files of their own: [`standing`] says what
+//! stands still, [`table`] counts, [`users`] assigns uids, [`claims`]
 //! keeps other hosts off them, [`leftovers`] ends what an earlier server left, [`ids`] makes ids, [`homes`] directories, [`records`]
 //! writes down what lasts, [`signals`] kills, [`watchdog`] looks at the memory of sandboxes.
 
@@ -24,6 +25,7 @@ mod records;
 mod ruling;
 mod sandbox;
 mod signals;
+mod standing;
 mod table;
 mod tcp_ports;
 mod users;
@@ -55,12 +57,12 @@ pub use ending::AllEnded;
 use homes::Homes;
 use ids::Ids;
 pub use life::{By, LimitsChange, RulesChange, SettingsChange, Waker};
-pub use pausing::SandboxState;
 use records::Records;
 use records::adoption::{Adoption, adopt};
 use ruling::Bounds;
 pub use sandbox::Sandbox;
 use signals::Signaller;
+pub use standing::SandboxState;
 use table::SandboxTable;
 pub use table::Shortage;
 use tcp_ports::TcpPorts;

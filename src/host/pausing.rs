@@ -14,9 +14,8 @@ use std::time::{Duration, Instant};
 
 use super::life::{By, Waker};
 use super::phases::Change;
-use super::ruling::Task;
+use super::standing::{SandboxState, Still};
 use super::{Host, Sandbox, stopped};
-use crate::clock::now_ms;
 use crate::error::{Error, Kind, Result};
 use crate::process::{Kept, Standstill, users_that_move};
 use crate::threads::lock::{Mutex, lock};
@@ -28,103 +27,6 @@ const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// The pauses between two looks at processes that do not stand still: the first, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_micros(50);
 const MAX_PAUSE: Duration = Duration::from_millis(10);
-
-/// What the processes of a sandbox do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SandboxState {
-    Running,
-    /// They stand still, in memory.
-    Paused,
-    /// There are none.
-    Stopped,
-}
-
-impl SandboxState {
-    pub const ALL: [Self; 3] = [Self::Running, Self::Paused, Self::Stopped];
-
-    /// The word for programs.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Paused => "paused",
-            Self::Stopped => "stopped",
-        }
-    }
-}
-
-/// What the processes of a sandbox do in one phase of its life. Only whoever has the sandbox for a change changes this.
-pub(super) struct Pausing(Mutex<Current>);
-
-struct Current {
-    /// What stands still; `None` while the sandbox runs.
-    still: Option<Still>,
-    /// Milliseconds since 1970.
-    since_ms: u64,
-    /// The same by the clock that nobody sets, and how long it was so already then.
-    since: Instant,
-    before: Duration,
-}
-
-/// What keeps processes from running.
-#[derive(Clone)]
-enum Still {
-    /// The freezer of the cgroup.
-    Frozen,
-    /// They were sent SIGSTOP. Locked by whoever has the sandbox for a change.
-    Stopped(Arc<Mutex<Standstill>>),
-}
-
-impl Current {
-    /// Whether processes were stopped by signals.
-    fn is_stopped(&self) -> bool {
-        matches!(self.still, Some(Still::Stopped(_)))
-    }
-}
-
-impl Pausing {
-    /// A phase that began at this time, in milliseconds since 1970.
-    pub(super) fn new(since_ms: u64) -> Self {
-        Self(Mutex::new(Current {
-            still: None,
-            since_ms,
-            since: Instant::now(),
-            before: Duration::from_millis(now_ms().saturating_sub(since_ms)),
-        }))
-    }
-
-    fn set(&self, still: Option<Still>) {
-        *lock(&self.0) = Current {
-            still,
-            since_ms: now_ms(),
-            since: Instant::now(),
-            before: Duration::ZERO,
-        };
-    }
-}
-
-impl Sandbox {
-    /// What its processes do, and since when in milliseconds since 1970.
-    pub fn state(&self) -> (SandboxState, u64) {
-        let current = lock(&self.pausing.0);
-        let state = match &current.still {
-            _ if self.phase.stopped.is_some() => SandboxState::Stopped,
-            Some(_) => SandboxState::Paused,
-            None => SandboxState::Running,
-        };
-        (state, current.since_ms)
-    }
-
-    /// How long its processes have done that, whatever happened to the clock on the wall meanwhile.
-    pub(super) fn rested(&self) -> Duration {
-        let current = lock(&self.pausing.0);
-        current.before + current.since.elapsed()
-    }
-
-    /// Lets go on what a frozen cgroup holds, so that it handles signals.
-    pub(super) fn thaw(&self) {
-        self.limits.thaw();
-    }
-}
 
 impl Host {
     /// Stops all processes of a sandbox. One that is paused is left as it is, and so is one of which a rule wants that no
@@ -173,7 +75,7 @@ impl Host {
     pub(super) fn let_go_on(&self, change: &Change<'_>, waker: Waker) -> Arc<Sandbox> {
         let sandbox = &change.sandbox;
         let begun = Instant::now();
-        let still = lock(&sandbox.pausing.0).still.take();
+        let still = sandbox.pausing.still();
         drop(Beginning {
             host: self,
             sandbox,
@@ -196,31 +98,14 @@ impl Host {
 }
 
 impl Host {
-    /// Has those of these sandboxes looked at again that are paused by signals, and do not stand still: a process may have
-    /// itself sent SIGCONT by a timer, and the end of a process can have the kernel send it.
-    pub(super) fn look_at_paused(self: &Arc<Self>, all: &[Arc<Sandbox>]) {
-        let is_kept = |sandbox: &Sandbox| lock(&sandbox.pausing.0).is_stopped();
-        let kept = all.iter().filter(|sandbox| is_kept(sandbox));
-        let kept: Vec<_> = kept.map(|sandbox| (sandbox.user.uid, sandbox)).collect();
-        if kept.is_empty() {
-            return;
-        }
-        let kept: HashMap<_, _> = kept.into_iter().collect();
-        for uid in users_that_move(|uid| kept.contains_key(&uid)) {
-            if let Some(sandbox) = kept.get(&uid) {
-                self.do_in_background(sandbox, Task::KeepStill);
-            }
-        }
-    }
-
     /// Stops again what moves in a paused sandbox. What does so again and again is killed.
     pub(super) fn keep_still(&self, id: &str, limit: Duration) {
-        let is_due = |sandbox: &Sandbox| Ok(lock(&sandbox.pausing.0).is_stopped());
+        let is_due = |sandbox: &Sandbox| Ok(sandbox.pausing.is_by_signals());
         let Ok(Ok(change)) = self.begin_change(id, &is_due) else {
             return;
         };
         let sandbox = &change.sandbox;
-        let Some(Still::Stopped(standstill)) = lock(&sandbox.pausing.0).still.clone() else {
+        let Some(Still::Stopped(standstill)) = sandbox.pausing.still() else {
             return;
         };
         let deadline = Instant::now() + limit;
@@ -325,4 +210,17 @@ impl Drop for Beginning<'_> {
 /// Whether a uid is another sandbox's.
 fn is_other(host: &Host, sandbox: &Sandbox, uid: u32) -> bool {
     uid != sandbox.user.uid && host.users.contains(&uid)
+}
+
+/// Those of these sandboxes that are paused by signals and do not stand still: a process may have itself sent SIGCONT by a
+/// timer, and the end of a process can have the kernel send it.
+pub(super) fn restless(all: &[Arc<Sandbox>]) -> Vec<&Arc<Sandbox>> {
+    let kept = all.iter().filter(|sandbox| sandbox.pausing.is_by_signals());
+    let kept: HashMap<u32, _> = kept.map(|sandbox| (sandbox.user.uid, sandbox)).collect();
+    if kept.is_empty() {
+        return Vec::new();
+    }
+    let moving = users_that_move(|uid| kept.contains_key(&uid));
+    let restless = moving.iter().filter_map(|uid| kept.get(uid).copied());
+    restless.collect()
 }

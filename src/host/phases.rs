@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::life::{By, Left, Life, Waker};
-use super::pausing::SandboxState;
 use super::records::{LastRun, Record, RecordFile};
 use super::sandbox::Lasting;
+use super::standing::SandboxState;
 use super::table::SandboxTable;
 use super::{Host, Sandbox, changing, unknown};
 use crate::clock::now_ms;

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::life::{By, Ruling, Why};
-use super::pausing::SandboxState;
+use super::standing::SandboxState;
 use super::{Host, Sandbox};
 use crate::error::Kind;
 use crate::logging;
@@ -37,13 +37,6 @@ pub(super) enum Task {
     KeepStill,
 }
 
-/// Whether a task is being carried out, and when the next one may be.
-#[derive(Default)]
-pub(super) struct Turn {
-    is_taken: bool,
-    not_before: Option<Instant>,
-}
-
 /// How long a sandbox may rest; `None` for as long as it takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Bounds {
@@ -61,7 +54,8 @@ impl Sandbox {
         if self.has_expired() {
             return ruling(rules.on_expiry, Why::Over);
         }
-        let has_rested = |most: Option<Duration>| most.is_some_and(|most| self.rested() >= most);
+        let has_rested =
+            |most: Option<Duration>| most.is_some_and(|most| self.pausing.lasts() >= most);
         let is_idle = || {
             let idle = self.workspace.idle_for(rules.idle_by());
             let limit = rules.idle_timeout;

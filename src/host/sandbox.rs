@@ -8,11 +8,11 @@ use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
-use super::life::{Left, Life, Waker};
-use super::pausing::Pausing;
+use super::life::{By, Expiry, Left, Life, SettingsChange, Waker};
 use super::records::{Record, RecordFile};
-use super::ruling::Turn;
+use super::standing::{Pausing, SandboxState};
 use super::stopped;
 use super::tcp_ports::PortLease;
 use crate::confine::{
@@ -24,13 +24,20 @@ use crate::logging;
 use crate::process::Reason;
 use crate::spec::isolation::Isolation;
 use crate::spec::network::NetworkPolicy;
-use crate::spec::sandbox::{Phase, SandboxSpec, StopCause};
+use crate::spec::sandbox::{LifeRules, Phase, ResourceLimits, SandboxSpec, Settings, StopCause};
 use crate::sys::User;
 use crate::threads::lock::{Mutex, lock};
 use crate::workspace::Workspace;
 
 /// Whether a sandbox is being deleted.
 pub(super) struct IsEnding(pub(super) bool);
+
+/// Whether a thread of the maintenance does something with a sandbox, and when the next one may.
+#[derive(Default)]
+pub(super) struct Turn {
+    pub(super) is_taken: bool,
+    pub(super) not_before: Option<Instant>,
+}
 
 /// What a sandbox keeps from its creation to its deletion, through stops and restarts of the server.
 pub struct Lasting {
@@ -146,7 +153,118 @@ impl Lasting {
     }
 }
 
+/// What requests change of it. All that changes it is called while nobody else does.
+impl Lasting {
+    /// What of it can change, as it is now.
+    pub fn settings(&self) -> Settings {
+        lock(&self.life).settings.clone()
+    }
+
+    pub fn rules(&self) -> LifeRules {
+        lock(&self.life).settings.rules
+    }
+
+    pub fn resource_limits(&self) -> ResourceLimits {
+        lock(&self.life).settings.limits
+    }
+
+    /// When its time is over; `None` for never, or while it stands still.
+    pub fn expiry(&self) -> Option<Expiry> {
+        lock(&self.life).expiry()
+    }
+
+    /// Whether only the host's token ends its rest.
+    pub fn is_held(&self) -> bool {
+        lock(&self.life).is_held
+    }
+
+    /// Whether somebody has it rest.
+    pub(super) fn rests(&self) -> bool {
+        lock(&self.life).rests
+    }
+
+    /// Whether its time is over.
+    pub(super) fn has_expired(&self) -> bool {
+        lock(&self.life).is_over()
+    }
+
+    /// Whether its time is over, and nothing is to be left of it.
+    pub(super) fn is_over(&self) -> bool {
+        lock(&self.life).is_to_be_deleted()
+    }
+
+    /// Whether nothing is left of its time, even where that stands still.
+    pub(super) fn has_ended(&self) -> bool {
+        lock(&self.life).has_ended()
+    }
+
+    /// Whether it ends earlier than after this time from now.
+    pub(super) fn ends_before(&self, least: Duration) -> bool {
+        lock(&self.life).ends_before(least)
+    }
+
+    /// Whether this would be a change.
+    pub(super) fn is_changed_by(&self, change: &SettingsChange) -> bool {
+        lock(&self.life).is_changed_by(change)
+    }
+
+    /// Whether a rest by this one would change something.
+    pub(super) fn may_rest_more(&self, by: By) -> bool {
+        lock(&self.life).may_rest_more(by)
+    }
+
+    /// Changes it. Returns what it was before.
+    pub(super) fn change(&self, change: SettingsChange) -> Life {
+        self.with_life(|life| life.change(change))
+    }
+
+    /// Gives it this time from now on. Returns what it was before.
+    pub(super) fn set_left(&self, time: Duration) -> Life {
+        self.with_life(|life| life.set_left(time))
+    }
+
+    /// It rests from here on. Returns what it was before, if that is another.
+    pub(super) fn begin_rest(&self, by: By) -> Option<Life> {
+        let mut is_other = false;
+        let before = self.with_life(|life| is_other = life.begin_rest(by));
+        is_other.then_some(before)
+    }
+
+    /// Its rest is over. Returns what it was before.
+    pub(super) fn end_rest(&self, waker: Waker) -> Life {
+        self.with_life(|life| life.go_on(waker == Waker::Host))
+    }
+
+    /// Takes back a change, before anybody else changes it.
+    pub(super) fn take_back(&self, before: Life) {
+        *lock(&self.life) = before;
+    }
+
+    /// Changes its life. Returns what that was before.
+    fn with_life(&self, change: impl FnOnce(&mut Life)) -> Life {
+        let mut life = lock(&self.life);
+        let before = life.clone();
+        change(&mut life);
+        before
+    }
+}
+
 impl Sandbox {
+    /// What its processes do, and since when in milliseconds since 1970.
+    pub fn state(&self) -> (SandboxState, u64) {
+        let state = match self.pausing.still() {
+            _ if self.phase.stopped.is_some() => SandboxState::Stopped,
+            Some(_) => SandboxState::Paused,
+            None => SandboxState::Running,
+        };
+        (state, self.pausing.since_ms())
+    }
+
+    /// Lets go on what a frozen cgroup holds, so that it handles signals.
+    pub(super) fn thaw(&self) {
+        self.limits.thaw();
+    }
+
     /// Whether this one may have it run, which rests.
     ///
     /// # Errors
