@@ -486,7 +486,7 @@ check(HOST, "life pauses and goes on", async (at) => {
   await sbx.files.write("file", "kept");
   assert.deepEqual([await pause(), await pause()], [true, false]);
   assert.deepEqual([await sbx.isRunning(), (await sbx.getInfo()).state], [false, "paused"]);
-  await raises(e2b.TimeoutError, () => sbx.commands.run("true"));
+  await raises(e2b.NotFoundError, () => sbx.commands.run("true"));
   const again = await at.Sandbox.connect(sbx.sandboxId, { timeoutMs: 60_000 });
   assert.equal(await again.files.read("file"), "kept");
   assert.equal((await sbx.getInfo()).state, "running");
