@@ -1525,9 +1525,9 @@ const checks = {
     await sees(page, ".facts .badge", "team: a");
     await sees(page, ".facts", "paused after 10 min 0 s without a request");
     await sees(page, ".facts .badge", "running");
-    await page.getByRole("button", { name: `Pause sandbox ${id}` }).click();
+    await page.getByRole("button", { name: "Pause", exact: true }).click();
     await sees(page, ".facts .badge", "paused");
-    await page.getByRole("button", { name: `Resume sandbox ${id}` }).click();
+    await page.getByRole("button", { name: "Resume", exact: true }).click();
     await sees(page, ".facts .badge", "running");
     await server.api("POST", `/v1/sandboxes/${id}/pause`, { keep: "files" });
     await page.getByRole("link", { name: "all sandboxes" }).click();
