@@ -491,7 +491,9 @@ check(HOST, "life pauses and goes on", async (at) => {
   assert.equal(await again.files.read("file"), "kept");
   assert.equal((await sbx.getInfo()).state, "running");
   await pause();
-  assert.deepEqual([await sbx.kill(), await at.Sandbox.kill(sbx.sandboxId)], [true, false]);
+  // Older releases say nothing here.
+  assert.notEqual(await sbx.kill(), false);
+  assert.equal(await at.Sandbox.kill(sbx.sandboxId), false);
   if (!sources.e2b.includes("onTimeout")) return;
   const short = await at.create({ timeoutMs: 2000, lifecycle: { onTimeout: "pause", autoResume: true } });
   await eventually("its timeout pauses it", async () => (await short.getInfo()).state === "paused", 12_000);
