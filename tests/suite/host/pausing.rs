@@ -186,6 +186,18 @@ fn a_hundred_processes_stand_still_and_go_on() {
 }
 
 #[test]
+#[ignore = "takes more than a minute"]
+fn a_hundred_processes_take_no_processor_for_a_minute() {
+    needs_root!();
+    let server = Server::host().start();
+    let sandbox = server.sandbox_with(&json!({"max_procs": 400}));
+    crowd(&sandbox, "");
+    pause(&sandbox);
+    assert_still(&sandbox, Duration::from_secs(60));
+    sandbox.delete();
+}
+
+#[test]
 fn processes_that_start_the_next_one_and_end_are_caught() {
     needs_root!();
     let server = Server::host().start();
@@ -647,7 +659,7 @@ fn many_pauses_leave_nothing_behind() {
     pause(&sandbox);
     resume(&sandbox);
     let before = Held::by(&server);
-    for _ in 0..200 {
+    for _ in 0..1000 {
         pause(&sandbox);
         resume(&sandbox);
     }
