@@ -18,7 +18,8 @@ use crate::fixture::{
 use crate::skip;
 
 /// What the server and a neighbour promise while a sandbox attacks.
-const PROMPT: Duration = Duration::from_secs(1);
+/// Without its walls nothing is served for as long as the attack lasts.
+const PROMPT: Duration = Duration::from_secs(3);
 
 /// Asserts that the promise is kept. Measured several times, because a machine has more to do than
 /// these tests; what a sandbox can bring about, it brings about every time.
