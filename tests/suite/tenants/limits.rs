@@ -30,6 +30,12 @@ fn figures(sandbox: &Sandbox<'_>) -> Value {
     own.next().unwrap().clone()
 }
 
+/// What the server can limit, and how.
+fn offered(server: &Server) -> Vec<Value> {
+    let health = server.get("/health").json();
+    health["isolation"]["limits"].as_array().unwrap().clone()
+}
+
 fn kills(server: &Server) -> u64 {
     let fields = [("Accept", "application/json")];
     let metrics = server
@@ -204,14 +210,14 @@ fn a_sandbox_shows_its_limits_and_what_keeps_them() {
         skip!("needs root");
     }
     let server = Server::host().start();
-    let offered = server.get("/health").json()["isolation"]["limits"].clone();
-    let has = |name: &str| offered.as_array().unwrap().iter().any(|one| one == name);
+    let offered = offered(&server);
+    let has = |name: &str| offered.iter().any(|one| one == name);
     let by = if has("memory_cgroup") {
         "cgroup"
     } else {
         "watchdog"
     };
-    assert!(has(&format!("memory_{by}")), "{offered}");
+    assert!(has(&format!("memory_{by}")), "{offered:?}");
 
     let sandbox = limited(&server, 512);
     let shown = sandbox
@@ -333,8 +339,8 @@ fn a_limit_that_cannot_be_kept_changes_nothing() {
         skip!("needs root");
     }
     let server = Server::host().start();
-    let offered = server.get("/health").json()["isolation"]["limits"].clone();
-    let has = |name: &str| offered.as_array().unwrap().iter().any(|one| one == name);
+    let offered = offered(&server);
+    let has = |name: &str| offered.iter().any(|one| one == name);
     let sandbox = server.sandbox();
     let described = || server.get(&format!("{SANDBOXES}/{}", sandbox.id)).json();
     let before = described();
