@@ -88,11 +88,14 @@ impl Pausing {
 
     /// From here on this stands still, or nothing.
     pub(super) fn set(&self, still: Option<Still>) {
-        *lock(&self.0) = Current {
+        let new = Current {
             still,
             since_ms: now_ms(),
             since: Instant::now(),
             before: Duration::ZERO,
         };
+        let former = std::mem::replace(&mut *lock(&self.0), new);
+        // Not under the lock: what stood still lets searches go on, under theirs.
+        drop(former);
     }
 }
