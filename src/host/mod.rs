@@ -31,6 +31,7 @@ mod tcp_ports;
 mod users;
 mod watchdog;
 
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -370,6 +371,12 @@ fn default_max_processes() -> u64 {
     let usual =
         (processors * PROCESSES_PER_PROCESSOR).clamp(*MAX_PROCESSES.start(), *MAX_PROCESSES.end());
     proc::process_limit().map_or(usual, |most| usual.min(most / 4).max(1))
+}
+
+/// Writes what has happened to a sandbox to the log, unless there is too much of that: its tenant can bring it about.
+fn log_of(id: &str, what: fmt::Arguments<'_>) {
+    let sandbox = format!("sandbox {id}");
+    logging::about(&sandbox, format_args!("{sandbox} {what}"));
 }
 
 fn changing(id: &str) -> Error {

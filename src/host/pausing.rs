@@ -15,14 +15,17 @@ use std::time::{Duration, Instant};
 use super::life::{By, Waker};
 use super::phases::Change;
 use super::standing::{SandboxState, Still};
-use super::{Host, Sandbox, stopped};
+use super::{Host, Sandbox, log_of, stopped};
 use crate::error::{Error, Kind, Result};
+use crate::fault;
 use crate::process::{Kept, Standstill, users_that_move};
 use crate::threads::lock::{Mutex, lock};
-use crate::{fault, logging};
 
 /// How long stopping may take.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long processes that do not stand still may take to be stopped again.
+const KEEPING_LIMIT: Duration = Duration::from_millis(500);
 
 /// The pauses between two looks at processes that do not stand still: the first, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_micros(50);
@@ -61,9 +64,9 @@ impl Host {
             self.note_rest(sandbox, by)?;
             standstill.is_done = true;
             sandbox.pausing.set(standstill.still.take());
-            logging::about(
-                &format!("sandbox {id}"),
-                format_args!("sandbox {id} paused, in {} us", begun.elapsed().as_micros()),
+            log_of(
+                id,
+                format_args!("paused, in {} us", begun.elapsed().as_micros()),
             );
         } else {
             self.note_rest(sandbox, by)?;
@@ -86,12 +89,9 @@ impl Host {
         sandbox.end_rest(waker);
         self.write_down_if_possible(sandbox);
         let id = &sandbox.id;
-        logging::about(
-            &format!("sandbox {id}"),
-            format_args!(
-                "sandbox {id} resumed, in {} us",
-                begun.elapsed().as_micros()
-            ),
+        log_of(
+            id,
+            format_args!("resumed, in {} us", begun.elapsed().as_micros()),
         );
         Arc::clone(sandbox)
     }
@@ -99,7 +99,7 @@ impl Host {
 
 impl Host {
     /// Stops again what moves in a paused sandbox. What does so again and again is killed.
-    pub(super) fn keep_still(&self, id: &str, limit: Duration) {
+    pub(super) fn keep_still(&self, id: &str) {
         let is_due = |sandbox: &Sandbox| Ok(sandbox.pausing.is_by_signals());
         let Ok(Ok(change)) = self.begin_change(id, &is_due) else {
             return;
@@ -108,7 +108,7 @@ impl Host {
         let Some(Still::Stopped(standstill)) = sandbox.pausing.still() else {
             return;
         };
-        let deadline = Instant::now() + limit;
+        let deadline = Instant::now() + KEEPING_LIMIT;
         let is_other = |uid| is_other(self, sandbox, uid);
         let signal_all = |signal| self.signaller.signal(sandbox.user, signal);
         let mut standstill = lock(&standstill);
@@ -124,10 +124,7 @@ impl Host {
                 "does not let itself be kept still: all its processes were killed"
             }
         };
-        logging::about(
-            &format!("sandbox {id}"),
-            format_args!("sandbox {id} {what}"),
-        );
+        log_of(id, format_args!("{what}"));
     }
 }
 

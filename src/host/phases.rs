@@ -11,7 +11,7 @@ use super::records::{LastRun, Record, RecordFile};
 use super::sandbox::Lasting;
 use super::standing::SandboxState;
 use super::table::SandboxTable;
-use super::{Host, Sandbox, changing, unknown};
+use super::{Host, Sandbox, changing, log_of, unknown};
 use crate::clock::now_ms;
 use crate::confine::Grants;
 use crate::error::{Error, Kind, Result};
@@ -50,7 +50,7 @@ impl Host {
     /// `NotFound`, even while it is being deleted; `Paused` and `Stopped` if it rests; those of [`Host::resume`].
     pub fn lease(&self, id: &str, needs: Needs) -> Result<Lease> {
         loop {
-            let (table, sandbox) = self.settled(id, CHANGE_LIMIT)?;
+            let (table, sandbox) = self.settled(id)?;
             if needs == Needs::Files || sandbox.state().0 == SandboxState::Running {
                 // Under the lock: whoever changes the sandbox next sees it in use.
                 return sandbox.workspace.lease().map_err(|_| unknown(id));
@@ -128,10 +128,7 @@ impl Host {
         // Else a start of the server finds a sandbox that ran, and nothing of it.
         self.write_down_if_possible(&stopped);
         self.enter_phase(&stopped);
-        logging::about(
-            &format!("sandbox {id}"),
-            format_args!("sandbox {id} stopped: {}", cause.name()),
-        );
+        log_of(id, format_args!("stopped: {}", cause.name()));
         Ok((stopped, true))
     }
 
@@ -186,10 +183,7 @@ impl Host {
             sandbox.workspace.set_temporary(None);
         })?;
         self.enter_phase(&started);
-        logging::about(
-            &format!("sandbox {id}"),
-            format_args!("sandbox {id} started"),
-        );
+        log_of(id, format_args!("started"));
         Ok(started)
     }
 
@@ -307,16 +301,12 @@ impl Host {
         self.assemble(lasting, phase, home, None, &grants)
     }
 
-    /// Waits so long until no other request changes a sandbox. None does as long as the table is locked.
-    fn settled(
-        &self,
-        id: &str,
-        limit: Duration,
-    ) -> Result<(MutexGuard<'_, SandboxTable>, Arc<Sandbox>)> {
+    /// Waits until no other request changes a sandbox. None does as long as the table is locked.
+    fn settled(&self, id: &str) -> Result<(MutexGuard<'_, SandboxTable>, Arc<Sandbox>)> {
         let is_changing = |table: &mut SandboxTable| table.changing.contains(id);
-        let (table, is_settled) = self
-            .changed
-            .wait_while_for(self.table(), limit, is_changing);
+        let (table, is_settled) =
+            self.changed
+                .wait_while_for(self.table(), CHANGE_LIMIT, is_changing);
         if !is_settled {
             return Err(changing(id));
         }
@@ -334,7 +324,7 @@ impl Host {
         id: &str,
         is_due: &dyn Fn(&Sandbox) -> Result<bool>,
     ) -> Result<std::result::Result<Change<'_>, Arc<Sandbox>>> {
-        let (mut table, sandbox) = self.settled(id, CHANGE_LIMIT)?;
+        let (mut table, sandbox) = self.settled(id)?;
         // A tenant that changes it again and again does not put off its end.
         if table.doomed.contains(id) || sandbox.is_over() {
             return Err(unknown(id));

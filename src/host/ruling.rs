@@ -25,9 +25,6 @@ const MAX_THREADS: usize = 8;
 /// How long a rule that could not be carried out waits, so that those of other sandboxes have the threads.
 const FAILURE_PAUSE: Duration = Duration::from_secs(60);
 
-/// How long processes that do not stand still may take to be stopped again.
-const KEEPING_LIMIT: Duration = Duration::from_millis(500);
-
 /// What a thread does with a sandbox.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Task {
@@ -129,7 +126,7 @@ impl Host {
             let is_done = contain(|| match task {
                 Task::Rule(ruling) => host.rule(&sandbox.id, ruling),
                 Task::KeepStill => {
-                    host.keep_still(&sandbox.id, KEEPING_LIMIT);
+                    host.keep_still(&sandbox.id);
                     true
                 }
             });
