@@ -501,9 +501,11 @@ impl Held {
         self.earlier.retain(|(pid, _)| !ours.contains(pid));
         self.holds.release(ours);
         for (pid, pidfd) in std::mem::take(&mut self.earlier) {
-            // The kernel keeps a second signal until the process goes on: it was stopped before this search.
-            let has_second = proc::has_pending(pid, pid, libc::SIGSTOP);
-            if !(has_second && proc::is_stopped(pid)) {
+            // The kernel keeps a second signal until the process goes on: it was stopped before this search. The
+            // first one is pending too until the process stops, so the order of these two looks matters.
+            let is_stopped_twice =
+                proc::is_stopped(pid) && proc::has_pending(pid, pid, libc::SIGSTOP);
+            if !is_stopped_twice {
                 let _ = sys::pidfd_signal(pidfd.as_fd(), libc::SIGCONT);
             }
             self.holds.release(&[pid]);
@@ -551,6 +553,35 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
 
     use super::*;
+
+    #[test]
+    fn what_is_held_goes_on_whenever_it_has_stopped() {
+        // A running process stops a few microseconds after the signal: before, between and after the looks at it.
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", "while :; do :; done"])
+            .spawn()
+            .unwrap();
+        let pid = child.id().cast_signed();
+        let orphans = Orphans::Own;
+        let mut stays = None;
+        for round in 0..4000 {
+            let mut held = Held::default();
+            held.meet(pid, true, &orphans);
+            let until = Instant::now() + Duration::from_nanos(round % 100 * 500);
+            while Instant::now() < until {}
+            drop(held);
+            let limit = Instant::now() + Duration::from_secs(5);
+            while proc::is_stopped(pid) && stays.is_none() {
+                stays = (Instant::now() > limit).then_some(round);
+            }
+            if stays.is_some() {
+                break;
+            }
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(stays, None);
+    }
 
     #[test]
     fn a_number_that_another_process_has_by_now_is_not_signalled() {
