@@ -11,6 +11,7 @@ use serde_json::Value;
 
 fn main() {
     omit_index_of_unwinding();
+    omit_backtraces();
     compress("openapi.json", &contract());
     if has_feature("mcp") {
         compress("tools.json", &read("src/api/mcp/tools.json"));
@@ -28,6 +29,11 @@ fn omit_index_of_unwinding() {
     println!("cargo:rerun-if-changed={}", script.display());
     println!("cargo:rustc-link-arg=-T{}", script.display());
     println!("cargo:rustc-link-arg-bins=--no-eh-frame-hdr");
+}
+
+/// See src/sys/unwinding.rs. Of two functions of one name, the program's own comes before that of a library.
+fn omit_backtraces() {
+    println!("cargo:rustc-link-arg=--allow-multiple-definition");
 }
 
 fn has_feature(name: &str) -> bool {
