@@ -242,7 +242,10 @@ impl Machine {
     /// # Errors
     /// As [`Host::take_over`].
     pub fn take_over(&self) -> Result<()> {
-        self.as_host().map_or(Ok(()), Host::take_over)
+        match &self.kind {
+            Dedicated(_) => Ok(()),
+            Many(host) => host.take_over(),
+        }
     }
 
     /// The server ends because it was idle: there is nothing to end, and on a host something to write down.

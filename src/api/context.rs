@@ -8,16 +8,23 @@ use super::counts::RequestCounts;
 use super::credentials::{self, presented_token};
 use super::origins::Origins;
 #[cfg(feature = "console")]
-use super::tickets::Tickets;
+use super::tickets::{Target, Tickets};
 use crate::auth::{Access, Authenticator, Holder, Refused};
 use crate::config::Doors;
 use crate::error::{Error, Kind, Result};
-use crate::host::Sandbox;
+#[cfg(feature = "console")]
+use crate::host::{Host, Sandbox};
 use crate::http::slots::ConnectionSlots;
 use crate::http::{Refusal, Request};
+#[cfg(feature = "console")]
+use crate::limits::ledger::Ledger;
 use crate::logging;
 use crate::machine::{Machine, Scope};
-use crate::workspace::{Lease, Needs, Workspace};
+#[cfg(feature = "console")]
+use crate::ports::Port;
+#[cfg(feature = "console")]
+use crate::workspace::Workspace;
+use crate::workspace::{Lease, Needs};
 
 /// The state behind all doors.
 pub(super) struct Context {
@@ -27,7 +34,7 @@ pub(super) struct Context {
     pub(super) requests: RequestCounts,
     pub(super) origins: Origins,
     #[cfg(feature = "console")]
-    pub(super) tickets: Tickets<Workspace>,
+    pub(super) tickets: Tickets<Ledger>,
     pub(super) doors: Doors,
     #[cfg(feature = "e2b")]
     pub(super) e2b_templates: Vec<String>,
@@ -111,6 +118,26 @@ impl Context {
         given
     }
 
+    /// What a ticket for a port of a workspace leads to.
+    ///
+    /// # Errors
+    /// `NotFound` if the workspace is no sandbox's any more.
+    #[cfg(feature = "console")]
+    pub(super) fn ticket_target(&self, workspace: &Workspace, port: Port) -> Result<Target> {
+        let is_its = |sandbox: &Sandbox| std::ptr::eq(sandbox.workspace(), workspace);
+        let found = |host: &Host| {
+            let sandbox = host.find_by(is_its);
+            sandbox.map(|sandbox| sandbox.id.clone()).ok_or_else(|| {
+                Error::new(
+                    Kind::NotFound,
+                    "the sandbox was stopped or deleted meanwhile",
+                )
+            })
+        };
+        let sandbox = self.machine.host().ok().map(found).transpose()?;
+        Ok(Target { sandbox, port })
+    }
+
     /// The sandbox of a host whose token is the one that `owns` knows. Each token is asked about.
     pub(super) fn sandbox_whose_token(&self, owns: impl Fn(&str) -> bool) -> Option<String> {
         let derive = |id: &str| self.authenticator.sandbox_token(id);
@@ -176,37 +203,28 @@ pub(super) enum Opened {
     Sandbox(String),
 }
 
-/// Begins work in a workspace for a request that has a ticket in place of a token. Its connection is the workspace's from
-/// here on. `None` if the workspace is ending, and its tickets with it.
+/// Begins work in a sandbox for a request that has a ticket in place of a token. Its connection is the sandbox's from here
+/// on, also while it waits. `None` if the sandbox is gone, and its tickets with it.
 ///
 /// # Errors
-/// `NoThreads`, `OverLimit`; `Paused` and what a resume can fail with.
+/// `NoThreads`, `OverLimit`; `Paused`, `ShuttingDown` and what a resume can fail with.
+#[cfg(feature = "console")]
 pub(super) fn enter_by_ticket(
     context: &Context,
     request: &mut Request<'_>,
-    workspace: &Arc<Workspace>,
+    owner: &Arc<Ledger>,
+    sandbox: Option<&str>,
 ) -> Result<Option<Lease>> {
     check_may_block(request)?;
-    let is_its = |sandbox: &Sandbox| std::ptr::eq(sandbox.workspace(), &raw const **workspace);
-    let host = context.machine.host().ok();
-    let sandbox = host.and_then(|host| host.find_by(is_its));
-    let lease = match sandbox {
-        Some(sandbox) => {
-            let scope = Scope::Sandbox(&sandbox.id);
-            context.machine.lease(scope, Needs::Processes)
-        }
-        None => workspace.lease(),
-    };
-    let lease = match lease {
-        Err(error) if matches!(error.kind(), Kind::NotFound | Kind::ShuttingDown) => {
-            return Ok(None);
-        }
-        other => other?,
-    };
-    let given = request.slot.give_to_tenant(&lease.ledger);
+    let given = request.slot.give_to_tenant(owner);
     request.closes = given.is_err();
-    request.ledger = Arc::clone(&lease.ledger);
-    given.map(|()| Some(lease))
+    request.ledger = Arc::clone(request.slot.ledger());
+    given?;
+    let scope = sandbox.map_or(Scope::Machine, Scope::Sandbox);
+    match context.machine.lease(scope, Needs::Processes) {
+        Err(error) if error.kind() == Kind::NotFound => Ok(None),
+        other => other.map(Some),
+    }
 }
 
 fn check_may_block(request: &Request<'_>) -> Result<()> {

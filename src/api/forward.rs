@@ -106,7 +106,7 @@ pub(super) fn forward(
         // to this request.
         None | Some(Err(RelayError::NoAnswer(_))) => {
             let connection = workspace.ports.connect(port)?;
-            exchange(request, Arc::new(connection), &forward)
+            exchange(request, connection, &forward)
         }
         Some(answer) => answer,
     };

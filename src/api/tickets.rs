@@ -1,7 +1,7 @@
-//! Tickets: secrets that each lead to one port of one workspace, for clients that can send no token.
+//! Tickets: secrets that each lead to one port of one sandbox, for clients that can send no token.
 //!
-//! A ticket is kept as its digest, so neither memory that leaks nor the time of a search tells one. It knows the
-//! workspace itself and not its id: with the workspace it ends. Nothing here knows HTTP.
+//! A ticket is kept as its digest, so neither memory that leaks nor the time of a search tells one. It lasts no longer than
+//! its sandbox, through stops and starts of that. Nothing here knows HTTP.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -20,8 +20,8 @@ const FIRST_USE: Duration = Duration::from_secs(60);
 /// A ticket that was not used for this long has ended.
 const UNUSED: Duration = Duration::from_secs(3600);
 
-/// Most tickets of a workspace.
-const MAX_OF_WORKSPACE: usize = 64;
+/// Most tickets of a sandbox.
+const MAX_OF_SANDBOX: usize = 64;
 
 /// A ticket ends after this time, however often it is used.
 const LIFETIME: Duration = Duration::from_secs(24 * 3600);
@@ -29,13 +29,21 @@ const LIFETIME: Duration = Duration::from_secs(24 * 3600);
 /// Most tickets in all.
 const MAX_TICKETS: usize = 65_536;
 
-/// All tickets, for workspaces of type `W`. The lock guards the table and is held for a look into it, or, when a ticket
-/// is made, for one pass through it.
+/// All tickets, for sandboxes of which a `W` is there as long as they are. The lock guards the table and is held for a look
+/// into it, or, when a ticket is made, for one pass through it.
 pub(super) struct Tickets<W>(Mutex<HashMap<[u8; 32], Ticket<W>>>);
 
+/// What a ticket leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Target {
+    /// The id of the sandbox; `None` for a machine that is the only one.
+    pub(super) sandbox: Option<String>,
+    pub(super) port: Port,
+}
+
 struct Ticket<W> {
-    workspace: Weak<W>,
-    port: Port,
+    owner: Weak<W>,
+    target: Target,
     made_at: Instant,
     ends_at: Instant,
 }
@@ -51,22 +59,23 @@ impl<W> Tickets<W> {
     ///
     /// # Errors
     /// `OverLimit` if there are too many; a system error if the kernel gives no random bytes.
-    pub(super) fn make(&self, workspace: Weak<W>, port: Port) -> Result<String> {
-        self.make_at(Instant::now(), workspace, port)
+    pub(super) fn make(&self, owner: &Arc<W>, target: Target) -> Result<String> {
+        self.make_at(Instant::now(), owner, target)
     }
 
-    fn make_at(&self, now: Instant, workspace: Weak<W>, port: Port) -> Result<String> {
+    fn make_at(&self, now: Instant, owner: &Arc<W>, target: Target) -> Result<String> {
+        let owner = Arc::downgrade(owner);
         let secret = sys::random_bytes::<32>()
             .map_err(|errno| Error::system("cannot make a ticket", errno))?;
         let text = format!("{:x}", Sha256::digest(secret));
         let mut tickets = lock(&self.0);
         let mut own = 0;
         tickets.retain(|_, ticket| {
-            let is_valid = now < ticket.ends_at && ticket.workspace.strong_count() > 0;
-            own += usize::from(is_valid && ticket.workspace.ptr_eq(&workspace));
+            let is_valid = now < ticket.ends_at && ticket.owner.strong_count() > 0;
+            own += usize::from(is_valid && ticket.owner.ptr_eq(&owner));
             is_valid
         });
-        if own >= MAX_OF_WORKSPACE || tickets.len() >= MAX_TICKETS {
+        if own >= MAX_OF_SANDBOX || tickets.len() >= MAX_TICKETS {
             let text = format!(
                 "there are {own} open links to ports of this sandbox, and {} in all; they end when they are not used",
                 tickets.len()
@@ -74,8 +83,8 @@ impl<W> Tickets<W> {
             return Err(Error::new(Kind::OverLimit, text));
         }
         let ticket = Ticket {
-            workspace,
-            port,
+            owner,
+            target,
             made_at: now,
             ends_at: now + FIRST_USE,
         };
@@ -83,21 +92,21 @@ impl<W> Tickets<W> {
         Ok(text)
     }
 
-    /// The port that a ticket leads to, and its workspace, which may be ending. `None` if it is no ticket, or has
-    /// ended. This is a use of the ticket.
-    pub(super) fn open(&self, ticket: &[u8]) -> Option<(Arc<W>, Port)> {
+    /// What a ticket leads to, and whose it is; the sandbox may be ending. `None` if it is no ticket, or has ended. This is a
+    /// use of the ticket.
+    pub(super) fn open(&self, ticket: &[u8]) -> Option<(Arc<W>, Target)> {
         self.open_at(Instant::now(), ticket)
     }
 
-    fn open_at(&self, now: Instant, ticket: &[u8]) -> Option<(Arc<W>, Port)> {
+    fn open_at(&self, now: Instant, ticket: &[u8]) -> Option<(Arc<W>, Target)> {
         let mut tickets = lock(&self.0);
         let ticket = tickets.get_mut(&digest(ticket))?;
-        let workspace = ticket.workspace.upgrade()?;
+        let owner = ticket.owner.upgrade()?;
         if now >= ticket.ends_at {
             return None;
         }
         ticket.ends_at = (now + UNUSED).min(ticket.made_at + LIFETIME);
-        Some((workspace, ticket.port.clone()))
+        Some((owner, ticket.target.clone()))
     }
 }
 
@@ -111,20 +120,23 @@ mod tests {
 
     const MOMENT: Duration = Duration::from_millis(1);
 
-    fn port() -> Port {
-        Port::Number(3000)
+    fn target() -> Target {
+        Target {
+            sandbox: None,
+            port: Port::Number(3000),
+        }
     }
 
     #[test]
     fn a_ticket_leads_to_its_port_and_nothing_else_does() {
-        let (tickets, workspace) = (Tickets::default(), Arc::new(1));
-        let ticket = tickets.make(Arc::downgrade(&workspace), port()).unwrap();
+        let (tickets, owner) = (Tickets::default(), Arc::new(1));
+        let ticket = tickets.make(&owner, target()).unwrap();
         assert_eq!(ticket.len(), 64);
         assert_eq!(
             tickets.open(ticket.as_bytes()),
-            Some((Arc::clone(&workspace), port()))
+            Some((Arc::clone(&owner), target()))
         );
-        let other = tickets.make(Arc::downgrade(&workspace), port()).unwrap();
+        let other = tickets.make(&owner, target()).unwrap();
         assert_ne!(ticket, other);
         for wrong in [
             "",
@@ -138,14 +150,11 @@ mod tests {
 
     #[test]
     fn a_ticket_ends_a_minute_after_it_was_made_or_an_hour_after_its_last_use() {
-        let (tickets, workspace) = (Tickets::default(), Arc::new(()));
+        let (tickets, owner) = (Tickets::default(), Arc::new(()));
         let begun = Instant::now();
         let make = || {
-            let workspace = Arc::downgrade(&workspace);
-            tickets
-                .make_at(begun, workspace, port())
-                .unwrap()
-                .into_bytes()
+            let made = tickets.make_at(begun, &owner, target());
+            made.unwrap().into_bytes()
         };
         let (used, unused) = (make(), make());
         let first = begun + FIRST_USE.abs_diff(MOMENT);
@@ -157,25 +166,25 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_ends_with_its_workspace() {
-        let (tickets, workspace) = (Tickets::default(), Arc::new(()));
-        let ticket = tickets.make(Arc::downgrade(&workspace), port()).unwrap();
-        drop(workspace);
+    fn a_ticket_ends_with_its_sandbox() {
+        let (tickets, owner) = (Tickets::default(), Arc::new(()));
+        let ticket = tickets.make(&owner, target()).unwrap();
+        drop(owner);
         assert!(tickets.open(ticket.as_bytes()).is_none());
     }
 
     #[test]
-    fn a_workspace_has_so_many_tickets_and_leaves_others_theirs() {
-        let (tickets, workspace, other) = (Tickets::default(), Arc::new(1), Arc::new(2));
+    fn a_sandbox_has_so_many_tickets_and_leaves_others_theirs() {
+        let (tickets, owner, other) = (Tickets::default(), Arc::new(1), Arc::new(2));
         let begun = Instant::now();
-        let make = |at, workspace| tickets.make_at(at, Arc::downgrade(workspace), port());
-        for _ in 0..MAX_OF_WORKSPACE {
-            make(begun, &workspace).unwrap();
+        let make = |at, owner| tickets.make_at(at, owner, target());
+        for _ in 0..MAX_OF_SANDBOX {
+            make(begun, &owner).unwrap();
         }
-        assert_eq!(make(begun, &workspace).unwrap_err().kind(), Kind::OverLimit);
+        assert_eq!(make(begun, &owner).unwrap_err().kind(), Kind::OverLimit);
         make(begun, &other).unwrap();
         // Those that have ended leave room.
-        make(begun + FIRST_USE, &workspace).unwrap();
+        make(begun + FIRST_USE, &owner).unwrap();
         assert_eq!(lock(&tickets.0).len(), 1);
     }
 }

@@ -28,6 +28,10 @@ const OOM_SCORE_STEP: i32 = 900;
 /// How long a start is retried while the program is open for writing.
 const BUSY_LIMIT: Duration = Duration::from_millis(200);
 
+/// Most directories of PATH in which a program is looked for. The server waits meanwhile, and each look can take a
+/// millisecond where links lead to links.
+const MAX_SEARCHED: usize = 1000;
+
 /// The nice value of a sandbox's commands, so that the server gets the processor first.
 const NICE: i32 = 10;
 
@@ -74,6 +78,13 @@ impl Confinement {
         let environment = self.environment(spec, listener.as_deref());
         let search = search_path(&environment);
         let (programs, arguments) = (spec.programs(search), spec.arguments(search));
+        if programs.len() > MAX_SEARCHED {
+            let text = format!(
+                "PATH names {} directories, and a program is looked for in {MAX_SEARCHED} at most",
+                programs.len()
+            );
+            return Err(Error::invalid(text));
+        }
         let directory = self.directory.join(spec.directory().unwrap_or_default());
         let mark = mark.map(Mark::limit);
         let limits = Arc::clone(&*lock(&self.limits));

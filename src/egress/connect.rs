@@ -26,6 +26,9 @@ const MAX_ANSWER_BYTES: usize = 16 * 1024;
 /// What is said about the port of the server, which no rule opens.
 const SERVERS_PORT: &str = "the server's own port";
 
+/// What is said when nothing of the sandbox runs any more.
+const NOTHING_RUNS: &str = "the end of the sandbox's processes";
+
 /// Why there is no connection.
 #[derive(Debug)]
 pub(super) enum ConnectError {
@@ -108,6 +111,10 @@ fn route<'g>(
     deadline: Instant,
 ) -> Result<Route<'g>, ConnectError> {
     let filter = listener.filter();
+    // Another sandbox may have been given the connection that this was asked on.
+    if exits.is_closed() {
+        return Err(ConnectError::Refused(Verdict::refused(NOTHING_RUNS)));
+    }
     let note = |verdict: Verdict| {
         exits.note(&host.to_string(), port, &verdict);
         if verdict.is_allowed {

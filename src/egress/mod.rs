@@ -28,8 +28,9 @@ mod resolver;
 mod sockets;
 mod socks;
 
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::error::{Error, Kind, Result};
@@ -113,8 +114,10 @@ pub struct Exits {
     /// Who connects to the egress listeners; `None` for the server's own user.
     user: Option<User>,
     log: VerdictLog,
-    /// Guards which egress listeners there are and whether the thread runs.
+    /// Guards which egress listeners and connections there are, and whether the thread runs.
     state: Mutex<ExitsState>,
+    /// How many threads act as the user.
+    acting: Arc<AtomicUsize>,
 }
 
 #[derive(Default)]
@@ -125,6 +128,8 @@ struct ExitsState {
     worker: Option<Worker>,
     /// Whether the thread serves the sandbox's own network.
     serves_inside: bool,
+    /// Those of commands.
+    connections: Vec<Weak<TcpStream>>,
     is_closed: bool,
 }
 
@@ -138,6 +143,7 @@ impl Exits {
             user,
             log: VerdictLog::default(),
             state: Mutex::default(),
+            acting: Arc::default(),
         })
     }
 
@@ -239,8 +245,8 @@ impl Exits {
         worker.add(listener, source)
     }
 
-    /// Nothing runs in the workspace any more. Sockets of its commands that others were given lead nowhere from here on;
-    /// their connections end with those of the ledger.
+    /// Nothing runs in the workspace any more. Sockets and connections of its commands that others were given lead nowhere
+    /// from here on, and its threads end.
     pub fn close(&self) {
         let mut state = lock(&self.state);
         state.is_closed = true;
@@ -248,6 +254,29 @@ impl Exits {
         if let Some(worker) = &state.worker {
             worker.close();
         }
+        let connections = std::mem::take(&mut state.connections);
+        drop(state);
+        for connection in connections.iter().filter_map(Weak::upgrade) {
+            let _ = connection.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Whether a thread of the server acts as the user of the commands.
+    pub fn is_in_use(&self) -> bool {
+        self.acting.load(Ordering::Acquire) > 0
+    }
+
+    fn is_closed(&self) -> bool {
+        lock(&self.state).is_closed
+    }
+
+    /// Notes a connection of a command. False if nothing runs any more.
+    fn note_connection(&self, connection: &Arc<TcpStream>) -> bool {
+        let mut state = lock(&self.state);
+        let connections = &mut state.connections;
+        connections.retain(|known| known.strong_count() > 0);
+        connections.push(Arc::downgrade(connection));
+        !state.is_closed
     }
 
     /// What was allowed and refused.

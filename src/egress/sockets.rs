@@ -13,6 +13,7 @@ use std::sync::{Arc, Weak};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 
 use super::dns::Question;
@@ -134,6 +135,12 @@ impl Worker {
         for (_, resolver) in watched.resolvers.drain() {
             let _ = epoll.delete(&resolver.socket);
         }
+        // It may be waiting already. Reported once; without a descriptor it ends a little later.
+        if let Ok(wakeup) = EventFd::from_value_and_flags(1, EfdFlags::EFD_CLOEXEC) {
+            let event = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, u64::MAX);
+            let _ = epoll.add(&wakeup, event);
+            watched.wakeup = Some(wakeup);
+        }
     }
 }
 
@@ -195,8 +202,10 @@ struct Watched {
     sources: HashMap<u64, (Arc<EgressListener>, Arc<Source>)>,
     listeners: HashMap<u64, Arc<EgressListener>>,
     resolvers: HashMap<u64, Arc<Resolver>>,
-    /// Whether the sandbox has ended.
+    /// Whether nothing runs in the workspace any more.
     is_over: bool,
+    /// Tells the thread so.
+    wakeup: Option<EventFd>,
 }
 
 impl Watched {
@@ -234,6 +243,7 @@ impl Served {
     /// The errno if it cannot act as the user, or cannot wait for events.
     fn lead(&self) -> nix::Result<()> {
         // Held while it serves a connection too, so that its sockets belong to the user.
+        let _place = CountedPlace::take(&self.exits.acting, usize::MAX);
         let _acting = self.exits.user.map(ActingAs::new).transpose()?;
         let mut events = [EpollEvent::empty(); 16];
         loop {
@@ -550,9 +560,8 @@ fn accept(exits: &Exits, listener: Arc<EgressListener>) -> Option<Connection> {
         refuse(&socket, "over_limit", &error.to_string());
         return None;
     }
-    // If the workspace ends now, either its end closes this connection, which is in the ledger already, or this check
-    // sees that it has ended.
-    if lock(&exits.state).is_closed {
+    // If the workspace ends now, either its end closes this connection, or this check sees that it has ended.
+    if !exits.note_connection(&socket) {
         return None;
     }
     let Some(room) = Room::take(ROOM_BYTES) else {

@@ -20,10 +20,11 @@ impl Host {
         if change.limits.processes == Change::Remove {
             change.limits.processes = Change::Set(self.default_max_processes);
         }
-        let turn = match self.begin_change(id, &|sandbox| Ok(sandbox.is_changed_by(&change)))? {
-            Ok(turn) => turn,
-            Err(unchanged) => return Ok(unchanged),
-        };
+        let turn =
+            match self.begin_change(id, false, &|sandbox| Ok(sandbox.is_changed_by(&change)))? {
+                Ok(turn) => turn,
+                Err(unchanged) => return Ok(unchanged),
+            };
         let sandbox = &turn.sandbox;
         let old = sandbox.resource_limits();
         let mut new = old;
@@ -46,7 +47,7 @@ impl Host {
     /// # Errors
     /// `NotFound`; `NoSpace` if it cannot be written down: it is not changed then.
     pub fn extend_lifetime(&self, id: &str, least: Duration) -> Result<Arc<Sandbox>> {
-        let turn = match self.begin_change(id, &|sandbox| Ok(sandbox.ends_before(least)))? {
+        let turn = match self.begin_change(id, false, &|sandbox| Ok(sandbox.ends_before(least)))? {
             Ok(turn) => turn,
             Err(unchanged) => return Ok(unchanged),
         };

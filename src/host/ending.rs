@@ -161,6 +161,8 @@ impl Host {
         };
         for sandbox in all {
             sandbox.workspace.close();
+            // Their threads act as its user.
+            sandbox.workspace.end_connections();
             lock(&sandbox.is_ending).0 = true;
             // What follows is the deletion, whatever happens to this server.
             if let Some(records) = &self.records
@@ -281,6 +283,9 @@ impl Host {
         while !left().is_empty() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(10));
         }
+        for sandbox in &all {
+            sandbox.workspace.end_connections();
+        }
         let emptying_deadline = Instant::now() + FINAL_EMPTYING_LIMIT;
         let removal_deadline = Instant::now() + REMOVAL_LIMIT;
         let mut shares = Shares::new(all.len(), removal_deadline);
@@ -364,10 +369,12 @@ impl Drop for Unsettled<'_> {
 mod tests {
     use std::os::unix::process::CommandExt;
     use std::path::PathBuf;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
     use crate::config::HostSettings;
     use crate::egress::Egress;
+    use crate::host::unfinished::Unfinished;
     use crate::http::slots::ConnectionSlots;
     use crate::interpreter::ContextsSettings;
     use crate::limits::ledger::Budget;
@@ -375,6 +382,7 @@ mod tests {
     use crate::spec::isolation::{DefaultIsolation, Isolation};
     use crate::spec::network::NetworkPolicy;
     use crate::spec::sandbox::SandboxSpec;
+    use crate::threads::lock::Mutex;
 
     /// A host with a reservation for one sandbox, in a directory of its own.
     struct Small {
@@ -385,7 +393,9 @@ mod tests {
     impl Small {
         /// A host for `count` sandboxes. No other test, of this run or another, has its users.
         fn new(count: u32) -> Self {
-            let uid = 64_100 + std::process::id() % 250 * 4 + count;
+            static TAKEN: AtomicU32 = AtomicU32::new(0);
+            let own = 64_100 + std::process::id() % 60 * 16;
+            let uid = own + TAKEN.fetch_add(count, Ordering::Relaxed);
             let users = uid..=uid + count - 1;
             let homes = std::env::temp_dir().join(format!("sbx-host-{uid}-{}", std::process::id()));
             let settings = HostSettings {
@@ -475,6 +485,95 @@ mod tests {
         let next = small.create().unwrap();
         assert_eq!(next.user, sandbox.user);
         assert_eq!(host.empty_for(), None);
+    }
+
+    /// Requests wait for the end of a deletion. Their connections have an owner meanwhile.
+    #[test]
+    fn a_sandbox_holds_what_waits_for_its_end() {
+        if !nix::unistd::geteuid().is_root() {
+            assert!(std::env::var_os("CI").is_none(), "needs root");
+            return;
+        }
+        let small = Small::new(1);
+        let host = &small.host;
+        let sandbox = small.create().unwrap();
+        let own = Arc::clone(&sandbox.workspace.ledger);
+        let is_known = || {
+            let known = host.ledger_of(&sandbox.id);
+            known.is_some_and(|known| Arc::ptr_eq(&known, &own))
+        };
+        let taken = host.table().take(&sandbox.id).unwrap();
+        assert!(is_known());
+        std::fs::write(sandbox.home.join("file"), "x").unwrap();
+        assert!(
+            host.end(&taken, "deleted", Instant::now())
+                .unwrap()
+                .is_removing
+        );
+        assert!(host.table().take(&sandbox.id).is_some());
+        assert!(is_known());
+    }
+
+    /// A tenant that asks for one change after another keeps neither the operator nor a rule from its sandbox.
+    #[test]
+    fn a_tenants_change_comes_after_all_who_wait() {
+        if !nix::unistd::geteuid().is_root() {
+            assert!(std::env::var_os("CI").is_none(), "needs root");
+            return;
+        }
+        let small = Small::new(1);
+        let host = &small.host;
+        let id = small.create().unwrap().id.clone();
+        let begin = |yields| host.begin_change(&id, yields, &|_| Ok(true)).unwrap();
+        let first = begin(true);
+        let order = Mutex::new(Vec::new());
+        let change = |yields| {
+            let turn = begin(yields);
+            lock(&order).push(yields);
+            drop(turn);
+        };
+        thread::scope(|scope| {
+            for yields in [true, true, true, true, false, true, true, false] {
+                let change = &change;
+                scope.spawn(move || change(yields));
+            }
+            while host.table().expected_count(&id) < 2 {
+                thread::yield_now();
+            }
+            drop(first);
+        });
+        assert_eq!(lock(&order)[..2], [false; 2]);
+    }
+
+    /// A start does not wait for homes that take long.
+    #[test]
+    fn what_a_start_has_no_time_to_remove_keeps_its_user_until_it_is_gone() {
+        if !nix::unistd::geteuid().is_root() {
+            assert!(std::env::var_os("CI").is_none(), "needs root");
+            return;
+        }
+        let small = Small::new(1);
+        let host = &small.host;
+        let sandbox = small.create().unwrap();
+        std::fs::write(sandbox.home.join("file"), "x").unwrap();
+        let all = || vec![sandbox.id.clone()];
+        let none = Duration::ZERO;
+        let unfinished = Unfinished::begin(&host.homes, None, all(), none);
+        assert_eq!(unfinished.uids(), [sandbox.user.uid]);
+        assert!(sandbox.home.join("file").exists());
+        // As if it had not been made by this server.
+        host.table().sandboxes.clear();
+        unfinished.finish(host);
+        let is_given = || !host.table().reserve(1).unwrap().0.is_empty();
+        while !is_given() {
+            thread::yield_now();
+        }
+        assert!(!sandbox.home.exists());
+        assert!(
+            Unfinished::begin(&host.homes, None, all(), none)
+                .uids()
+                .is_empty()
+        );
     }
 
     /// Removing the home of one may take longer than the deletion of all.

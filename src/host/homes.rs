@@ -20,7 +20,6 @@ use crate::codec::sort::sort;
 use crate::confine::is_among_programs;
 use crate::error::{Error, Kind, Result, cause};
 use crate::files::{self, Disk};
-use crate::logging;
 use crate::sys::{ActingAs, User};
 
 /// Where homes and records are put that belong to no sandbox. The name is no id.
@@ -131,15 +130,6 @@ impl Homes {
             );
             Error::system(act, errno)
         })
-    }
-
-    /// Removes all homes.
-    pub(super) fn sweep(&self) {
-        for id in self.ids().unwrap_or_default() {
-            if let Err(error) = self.remove(&id, None) {
-                logging::info(format_args!("cannot remove the old home {id}: {error}"));
-            }
-        }
     }
 
     /// Opens the home of a sandbox that exists.

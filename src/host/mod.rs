@@ -28,6 +28,7 @@ mod signals;
 mod standing;
 mod table;
 mod tcp_ports;
+mod unfinished;
 mod users;
 mod watchdog;
 
@@ -67,6 +68,7 @@ pub use standing::SandboxState;
 use table::SandboxTable;
 pub use table::Shortage;
 use tcp_ports::TcpPorts;
+use unfinished::Unfinished;
 use users::Users;
 pub use users::{check_rights, check_token_file};
 
@@ -88,6 +90,8 @@ pub struct Host {
     records: Option<Arc<Records>>,
     /// What an earlier server has left, until it is taken over; guards the value alone.
     found: Mutex<Adoption>,
+    /// What an earlier server has not removed, until somebody does; guards the value alone.
+    unfinished: Mutex<Unfinished>,
     /// Held as long as the server lives.
     _claims: Claims,
     signaller: Signaller,
@@ -183,13 +187,7 @@ impl Host {
         };
         let known = adoption.uids();
         leftovers::end(&settings.users, &accounts, &known, &signaller);
-        let left = if let Some(records) = &records {
-            records.remove(&homes, &adoption.removals)
-        } else {
-            homes.sweep();
-            Records::discard(&homes);
-            Vec::new()
-        };
+        let unfinished = Unfinished::at_start(&homes, records.as_ref(), &adoption.removals);
         let ids = Ids::new()?;
         // A missing right shows at start. Sandboxes are counted from 1.
         let unused = ids.of(0);
@@ -203,7 +201,7 @@ impl Host {
         }
         let random = sys::random_bytes()
             .map_err(|errno| Error::system("cannot choose the first uid", errno))?;
-        let taken = [&accounts[..], &known, &left, &adoption.aside].concat();
+        let taken = [&accounts[..], &known, &unfinished.uids(), &adoption.aside].concat();
         let users = Users::new(&settings.users, u64::from_le_bytes(random), taken);
         let numbers = adoption.records.iter().map(|(record, _)| record.number);
         let made = numbers.max().unwrap_or(0);
@@ -216,6 +214,7 @@ impl Host {
             homes,
             records: records.map(Arc::new),
             found: Mutex::new(adoption),
+            unfinished: Mutex::new(unfinished),
             _claims: claims,
             signaller,
             table: Mutex::new(table),
@@ -246,9 +245,11 @@ impl Host {
     ///
     /// # Errors
     /// A home cannot be opened.
-    pub fn take_over(&self) -> Result<()> {
+    pub fn take_over(self: &Arc<Self>) -> Result<()> {
         let found = std::mem::take(&mut *lock(&self.found));
-        self.adopt(found.records, found.last_run)
+        self.adopt(found.records, found.last_run)?;
+        std::mem::take(&mut *lock(&self.unfinished)).finish(self);
+        Ok(())
     }
 
     /// The key that the tokens of sandboxes are derived with; `None` if that is up to the server.
@@ -317,9 +318,7 @@ impl Host {
 
     /// What a sandbox holds; `None` if there is no such sandbox.
     pub fn ledger_of(&self, id: &str) -> Option<Arc<Ledger>> {
-        let table = self.table();
-        let sandbox = table.sandboxes.get(id)?;
-        Some(Arc::clone(&sandbox.workspace.ledger))
+        self.table().ledger_of(id)
     }
 
     /// What the sandbox with this uid holds.

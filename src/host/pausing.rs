@@ -46,7 +46,7 @@ impl Host {
                 Ok(sandbox.may_rest_more(by) && self.is_wanted(sandbox, by))
             }
         };
-        let change = match self.begin_change(id, &is_due)? {
+        let change = match self.begin_change(id, by == By::Tenant, &is_due)? {
             Ok(change) => change,
             Err(unchanged) => return Ok((unchanged, false)),
         };
@@ -101,7 +101,7 @@ impl Host {
     /// Stops again what moves in a paused sandbox. What does so again and again is killed.
     pub(super) fn keep_still(&self, id: &str) {
         let is_due = |sandbox: &Sandbox| Ok(sandbox.pausing.is_by_signals());
-        let Ok(Ok(change)) = self.begin_change(id, &is_due) else {
+        let Ok(Ok(change)) = self.begin_change(id, false, &is_due) else {
             return;
         };
         let sandbox = &change.sandbox;

@@ -47,13 +47,15 @@ impl Host {
     /// A lease on a sandbox's workspace. One that rests runs again for work that needs processes, if that may have it run.
     ///
     /// # Errors
-    /// `NotFound`, even while it is being deleted; `Paused` and `Stopped` if it rests; those of [`Host::resume`].
+    /// `NotFound`, even while it is being deleted; `Paused` and `Stopped` if it rests; `ShuttingDown`; those of
+    /// [`Host::resume`].
     pub fn lease(&self, id: &str, needs: Needs) -> Result<Lease> {
         loop {
-            let (table, sandbox) = self.settled(id)?;
+            let (table, sandbox) = self.settled(id, false)?;
             if needs == Needs::Files || sandbox.state().0 == SandboxState::Running {
                 // Under the lock: whoever changes the sandbox next sees it in use.
-                return sandbox.workspace.lease().map_err(|_| unknown(id));
+                let lease = sandbox.workspace.lease();
+                return lease.map_err(|_| leaving(&table, id));
             }
             drop(table);
             let starts = needs == Needs::Processes;
@@ -88,7 +90,7 @@ impl Host {
             let is_change = (runs || sandbox.may_rest_more(by)) && is_meant(sandbox.state().0);
             Ok(is_change && self.is_wanted(sandbox, by))
         };
-        let change = match self.begin_change(id, &is_due)? {
+        let change = match self.begin_change(id, by == By::Tenant, &is_due)? {
             Ok(change) => change,
             Err(unchanged) => return Ok((unchanged, false)),
         };
@@ -146,7 +148,7 @@ impl Host {
             }
             Ok(rests)
         };
-        let change = match self.begin_change(id, &is_due)? {
+        let change = match self.begin_change(id, waker == Waker::Tenant, &is_due)? {
             Ok(change) => change,
             Err(unchanged) => return Ok((unchanged, false)),
         };
@@ -216,7 +218,7 @@ impl Host {
     /// a process of its user only now.
     pub(super) fn end_late_leftovers(&self, id: &str) {
         let is_due = |sandbox: &Sandbox| Ok(sandbox.phase.stopped.is_some());
-        if let Ok(Ok(change)) = self.begin_change(id, &is_due) {
+        if let Ok(Ok(change)) = self.begin_change(id, false, &is_due) {
             let _ = self.clear_user(&change.sandbox);
         }
     }
@@ -301,30 +303,46 @@ impl Host {
         self.assemble(lasting, phase, home, None, &grants)
     }
 
-    /// Waits until no other request changes a sandbox. None does as long as the table is locked.
-    fn settled(&self, id: &str) -> Result<(MutexGuard<'_, SandboxTable>, Arc<Sandbox>)> {
-        let is_changing = |table: &mut SandboxTable| table.changing.contains(id);
-        let (table, is_settled) =
-            self.changed
-                .wait_while_for(self.table(), CHANGE_LIMIT, is_changing);
-        if !is_settled {
-            return Err(changing(id));
+    /// Waits until no other request changes a sandbox. None does as long as the table is locked. One that `yields` comes
+    /// after all who wait at the same time.
+    fn settled(
+        &self,
+        id: &str,
+        yields: bool,
+    ) -> Result<(MutexGuard<'_, SandboxTable>, Arc<Sandbox>)> {
+        let mut table = self.table();
+        let is_blocked = |table: &mut SandboxTable| table.is_blocked(id, yields);
+        if is_blocked(&mut table) {
+            if !yields {
+                table.expect(id);
+            }
+            let (mut settled, is_settled) =
+                self.changed.wait_while_for(table, CHANGE_LIMIT, is_blocked);
+            if !yields && settled.stop_expecting(id) {
+                self.changed.notify_all();
+            }
+            if !is_settled {
+                return Err(changing(id));
+            }
+            table = settled;
         }
         let found = table.sandboxes.get(id).cloned();
         Ok((table, found.ok_or_else(|| unknown(id))?))
     }
 
     /// Takes a sandbox for a change; or returns it if `is_due` says, while nobody else changes it, that there is nothing to
-    /// change.
+    /// change. A tenant's change `yields` to all other requests and rules: a tenant that asks again and again, for what
+    /// takes long, keeps nobody from the sandbox.
     ///
     /// # Errors
-    /// `NotFound`; those of `is_due`.
+    /// `NotFound`; `ShuttingDown`; those of `is_due`.
     pub(super) fn begin_change(
         &self,
         id: &str,
+        yields: bool,
         is_due: &dyn Fn(&Sandbox) -> Result<bool>,
     ) -> Result<std::result::Result<Change<'_>, Arc<Sandbox>>> {
-        let (mut table, sandbox) = self.settled(id)?;
+        let (mut table, sandbox) = self.settled(id, yields)?;
         // A tenant that changes it again and again does not put off its end.
         if table.doomed.contains(id) || sandbox.is_over() {
             return Err(unknown(id));
@@ -332,7 +350,8 @@ impl Host {
         if !is_due(&sandbox)? {
             return Ok(Err(sandbox));
         }
-        let lease = sandbox.workspace.quiet_lease().map_err(|_| unknown(id))?;
+        let lease = sandbox.workspace.quiet_lease();
+        let lease = lease.map_err(|_| leaving(&table, id))?;
         table.changing.insert(id.to_owned());
         drop(table);
         Ok(Ok(Change {
@@ -420,6 +439,16 @@ impl Host {
 fn ending(id: &str) -> Error {
     let text = format!("sandbox {id} stays as it is: the server is ending");
     Error::new(Kind::ShuttingDown, text)
+}
+
+/// The error of a sandbox that begins no more work: it is being deleted, or the server ends and the next one has it.
+fn leaving(table: &SandboxTable, id: &str) -> Error {
+    if table.closed {
+        let text = format!("sandbox {id} begins no more work: the server is ending");
+        Error::new(Kind::ShuttingDown, text)
+    } else {
+        unknown(id)
+    }
 }
 
 fn paths_at_rest(lasting: &Lasting) -> Grants {

@@ -32,14 +32,16 @@ pub(super) struct SandboxTable {
     stopped: usize,
     /// Ids of sandboxes that are being stopped or started.
     pub(super) changing: HashSet<String>,
+    /// How many wait for the end of such a change and come before what tenants ask for, by the ids.
+    expected: HashMap<String, usize>,
     /// Ids of sandboxes that requests wait to delete: they are not changed any more.
     pub(super) doomed: HashSet<String>,
     /// Keys of the requests that are making one.
     pub(super) keys: HashSet<String>,
-    /// Ids of sandboxes that are being deleted.
-    pub(super) ending: HashSet<String>,
-    /// Ids of stuck sandboxes whose deletion is being retried.
-    pub(super) retried: HashSet<String>,
+    /// Sandboxes that are being deleted.
+    pub(super) ending: HashMap<String, Arc<Sandbox>>,
+    /// Stuck sandboxes whose deletion is being retried.
+    pub(super) retried: HashMap<String, Arc<Sandbox>>,
     /// Deleted sandboxes of which something is left. They are not listed, but keep their slot and user.
     pub(super) stuck: HashMap<String, Arc<Sandbox>>,
     /// Deleted sandboxes to which clients were connected, and when they ended.
@@ -65,10 +67,11 @@ impl SandboxTable {
             reserved: 0,
             stopped: 0,
             changing: HashSet::new(),
+            expected: HashMap::new(),
             doomed: HashSet::new(),
             keys: HashSet::new(),
-            ending: HashSet::new(),
-            retried: HashSet::new(),
+            ending: HashMap::new(),
+            retried: HashMap::new(),
             stuck: HashMap::new(),
             parting: Vec::new(),
             ended: VecDeque::new(),
@@ -96,7 +99,42 @@ impl SandboxTable {
     }
 
     pub(super) fn is_ending(&self, id: &str) -> bool {
-        self.ending.contains(id) || self.retried.contains(id)
+        self.ending.contains_key(id) || self.retried.contains_key(id)
+    }
+
+    /// What a sandbox holds, even while it is being deleted: requests wait for that.
+    pub(super) fn ledger_of(&self, id: &str) -> Option<Arc<Ledger>> {
+        let mut all = [&self.sandboxes, &self.ending, &self.retried].into_iter();
+        let sandbox = all.find_map(|sandboxes| sandboxes.get(id))?;
+        Some(Arc::clone(&sandbox.workspace.ledger))
+    }
+
+    /// Somebody waits for the end of a change.
+    pub(super) fn expect(&mut self, id: &str) {
+        *self.expected.entry(id.to_owned()).or_default() += 1;
+    }
+
+    /// Somebody waits no more. Returns whether nobody does.
+    pub(super) fn stop_expecting(&mut self, id: &str) -> bool {
+        let waiting = self.expected.get_mut(id);
+        let is_last = waiting.is_none_or(|count| {
+            *count -= 1;
+            *count == 0
+        });
+        if is_last {
+            self.expected.remove(id);
+        }
+        is_last
+    }
+
+    #[cfg(test)]
+    pub(super) fn expected_count(&self, id: &str) -> usize {
+        self.expected.get(id).copied().unwrap_or(0)
+    }
+
+    /// Whether a request about a sandbox has to wait: for the end of a change, and if it `yields` for others that do.
+    pub(super) fn is_blocked(&self, id: &str, yields: bool) -> bool {
+        self.changing.contains(id) || (yields && self.expected.contains_key(id))
     }
 
     /// Lists sandboxes that were made, or replaces what they were until now.
@@ -130,11 +168,11 @@ impl SandboxTable {
         if let Some(sandbox) = self.sandboxes.remove(id) {
             self.ledgers.remove(&sandbox.user.uid);
             self.stopped -= usize::from(sandbox.phase.stopped.is_some());
-            self.ending.insert(id.to_owned());
+            self.ending.insert(id.to_owned(), Arc::clone(&sandbox));
             return Some(sandbox);
         }
         let sandbox = self.stuck.remove(id)?;
-        self.retried.insert(id.to_owned());
+        self.retried.insert(id.to_owned(), Arc::clone(&sandbox));
         Some(sandbox)
     }
 
@@ -173,6 +211,11 @@ impl SandboxTable {
             self.users.set_aside(user);
         }
         self.note_occupation();
+    }
+
+    /// Gives away a uid from now on that was taken at the start.
+    pub(super) fn give(&mut self, uid: u32) {
+        self.users.free(User { uid, gid: uid });
     }
 
     /// Reserves slots, users and ids for as many of `count` sandboxes as there is capacity for, and says why for no more.
@@ -222,7 +265,7 @@ impl SandboxTable {
             let ledger = Arc::clone(&sandbox.workspace.ledger);
             self.parting.push((Instant::now(), ledger));
         }
-        let is_retry = self.retried.remove(id);
+        let is_retry = self.retried.remove(id).is_some();
         let is_first_report = result.is_ok() && self.note_end(id, is_retry);
         if let Ok(true) = result {
             self.give_back(sandbox.user, true);

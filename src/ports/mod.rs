@@ -8,16 +8,18 @@ mod home;
 mod machine;
 mod port;
 
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+
+use nix::sys::socket::{Shutdown, shutdown};
 
 use crate::client::{Client, Disconnected, KeepAlive};
 use crate::confine::Namespaces;
 use crate::error::{Error, Kind, Result};
 use crate::sys::User;
-use crate::threads::lock::CountedPlace;
+use crate::threads::lock::{CountedPlace, Mutex, lock};
 use port::unreachable;
 
 pub use port::{Listener, Port};
@@ -40,6 +42,8 @@ pub struct Ports {
     backend: Backend,
     is_closed: AtomicBool,
     waits: Arc<AtomicUsize>,
+    /// Those to servers inside; guards the list alone.
+    connections: Mutex<Vec<Weak<OwnedFd>>>,
 }
 
 enum Backend {
@@ -99,6 +103,7 @@ impl Ports {
             backend,
             is_closed: AtomicBool::new(false),
             waits: Arc::default(),
+            connections: Mutex::default(),
         })
     }
 
@@ -133,7 +138,23 @@ impl Ports {
     /// # Errors
     /// `Unreachable` with what was tried and why it failed; `System` if the server has no descriptor or
     /// memory left.
-    pub fn connect(&self, port: &Port) -> Result<OwnedFd> {
+    pub fn connect(&self, port: &Port) -> Result<Arc<OwnedFd>> {
+        let connection = Arc::new(self.connect_new(port)?);
+        let mut connections = lock(&self.connections);
+        connections.retain(|known| known.strong_count() > 0);
+        connections.push(Arc::downgrade(&connection));
+        Ok(connection)
+    }
+
+    /// Ends all connections: nothing runs in the workspace any more, and who has the other ends was given them.
+    pub fn end_connections(&self) {
+        let connections = std::mem::take(&mut *lock(&self.connections));
+        for connection in connections.iter().filter_map(Weak::upgrade) {
+            let _ = shutdown(connection.as_raw_fd(), Shutdown::Both);
+        }
+    }
+
+    fn connect_new(&self, port: &Port) -> Result<OwnedFd> {
         match (&self.backend, port) {
             (Backend::Machine, Port::Number(number)) => {
                 machine::connect(*number, None, CONNECT_LIMIT)

@@ -156,6 +156,8 @@ struct ProcessTable {
     closed: bool,
     /// No starts for now.
     paused: bool,
+    /// Why the caller kills all by their user, those too that are being started.
+    expected_end: Option<Reason>,
 }
 
 /// The commands that are being started at one moment.
@@ -568,6 +570,11 @@ impl Registry {
         };
         table.by_id.insert(process.id.clone(), number);
         table.processes.insert(number, Arc::clone(process));
+        let expected_end = table.expected_end;
+        drop(table);
+        if let Some(reason) = expected_end {
+            process.expect_kill(reason);
+        }
     }
 
     pub fn close(&self) {
@@ -651,8 +658,9 @@ impl Registry {
         })
     }
 
-    /// Announces that the caller kills all running processes by their user.
+    /// Announces that the caller kills all processes by their user, until none runs.
     pub fn expect_kill(&self, reason: Reason) {
+        lock(&self.table).expected_end.get_or_insert(reason);
         for process in self.running() {
             process.expect_kill(reason);
         }

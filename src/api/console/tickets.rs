@@ -45,7 +45,7 @@ pub(super) fn answer(
     if wants_service_worker(&request.head) {
         return Err(no_service_worker());
     }
-    let (workspace, port) = context.tickets.open(ticket).ok_or_else(unknown)?;
+    let (owner, target) = context.tickets.open(ticket).ok_or_else(unknown)?;
     if is_preflight(request) {
         let methods = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
         return Ok(preflight(request, "*", methods.to_owned()));
@@ -59,13 +59,22 @@ pub(super) fn answer(
         let home = String::from_utf8_lossy(&home).into_owned();
         return Ok(Response::new(308, Body::Empty).with_header("Location", home));
     }
-    let lease = enter_by_ticket(context, request, &workspace)?.ok_or_else(unknown)?;
+    let sandbox = target.sandbox.as_deref();
+    let lease = enter_by_ticket(context, request, &owner, sandbox)?.ok_or_else(unknown)?;
     let changes = FieldChanges {
         dropped: vec![OF_ADDRESS, DROPPED],
         cookies: Cookies::AsSent,
         is_private: true,
         ..FieldChanges::default()
     };
-    let answer = forward(context, request, &lease, &port, path, WITHHELD, changes)?;
+    let answer = forward(
+        context,
+        request,
+        &lease,
+        &target.port,
+        path,
+        WITHHELD,
+        changes,
+    )?;
     Ok(answer.holding(lease))
 }

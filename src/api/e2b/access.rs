@@ -56,7 +56,7 @@ pub(super) fn enter(
     };
     let entered = context.enter(request, scope, needs);
     entered.map_err(|error| match error.kind() {
-        Kind::NotFound | Kind::ShuttingDown | Kind::Stopped | Kind::Paused => E2bError::gone(),
+        Kind::NotFound | Kind::Stopped | Kind::Paused => E2bError::gone(),
         _ => error.into(),
     })
 }

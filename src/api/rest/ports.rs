@@ -95,10 +95,8 @@ fn page_instead(call: &Call<'_, '_>, workspace: &Workspace, port: &Port, path: &
         let is_own = browsers::is_own(head)
             || (says_origin && call.context.origins.admit(call.request).is_ok());
         if head.method == "POST" && is_own {
-            let ticket = call
-                .context
-                .tickets
-                .make(workspace.downgrade(), port.clone())?;
+            let opens = call.context.ticket_target(workspace, port.clone())?;
+            let ticket = call.context.tickets.make(&workspace.ledger, opens)?;
             let target = forward::target(path, head.query.as_deref());
             let location = format!("/t/{ticket}{}", String::from_utf8_lossy(&target));
             return Ok(Response::new(303, Body::Empty).with_header("Location", location));
@@ -127,10 +125,8 @@ pub(super) fn ticket(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     call.require_body()?;
     let port = call.parse(port_request)?;
     let port = workspace.ports.parse(port.as_bytes())?;
-    let ticket = call
-        .context
-        .tickets
-        .make(workspace.downgrade(), port.clone())?;
+    let target = call.context.ticket_target(workspace, port.clone())?;
+    let ticket = call.context.tickets.make(&workspace.ledger, target)?;
     Ok(Response::json(&TicketDocument::of(&port, &ticket)))
 }
 

@@ -226,26 +226,6 @@ impl Records {
         lock(&self.outdated).push(Arc::clone(file));
     }
 
-    /// Removes sandboxes that were not completely made or deleted when the last server ended. Returns the uids of those of
-    /// which something is left.
-    pub(super) fn remove(&self, homes: &Homes, ids: &[String]) -> Vec<u32> {
-        let mut left = Vec::new();
-        for id in ids {
-            let removed = homes.remove(id, None);
-            if let Err(error) = removed.and_then(|_| {
-                let act = format_args!("cannot remove the record of {id}");
-                let cleared = self.clear(id, None);
-                cleared.map_err(|errno| Error::system(act, errno))
-            }) {
-                logging::info(format_args!(
-                    "cannot finish the deletion of sandbox {id}: {error}"
-                ));
-                left.extend(homes.owner(id));
-            }
-        }
-        left
-    }
-
     /// Removes all records, for a host whose sandboxes end with it.
     pub(super) fn discard(homes: &Homes) {
         if let Ok(Some(records)) = homes.existing_directory(DIRECTORY) {

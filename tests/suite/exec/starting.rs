@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 use super::{read_until, write_file, write_program};
 use crate::fixture::{
-    Gate, Mark, Outcome, PATIENCE, Server, TempDir, expect_same, numbered_text, output_of,
+    Gate, Mark, Outcome, PATIENCE, Server, TempDir, assert_error, expect_same, numbered_text,
+    output_of,
 };
 
 /// The environment of a command, as the command itself sees it.
@@ -177,6 +178,12 @@ fn programs_are_searched_in_the_childs_own_path() {
         &json!({"cmd": ["ls"], "env": {"PATH": path(&[&two])}}),
     );
     assert_eq!((reply.status, reply.code().as_str()), (400, "not_found"));
+    // Each directory may take a while to look at, and the server waits.
+    let long = |count: usize| format!("{}{}", "/none:".repeat(count - 1), path(&[&two]));
+    assert_eq!(run(&long(1000)), "two x\n");
+    let body = json!({"cmd": ["sbx-tool"], "env": {"PATH": long(1001)}});
+    let reply = server.post("/v1/exec", &body);
+    assert_error(&reply, 400, "bad_request");
     // With a slash it is a path, from the command's directory.
     let outcome = server.exec(&json!({"cmd": ["./sbx-tool", "y"], "cwd": two.path()}));
     assert_eq!(outcome.stdout, "two y\n");

@@ -1,6 +1,7 @@
 //! The end of a host, orderly or not, and the next server's beginning where it was.
 
 use std::fs::File;
+use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -570,4 +571,36 @@ fn what_a_sandbox_left_is_init_s_to_reap_at_once() {
         let mut children = children.iter().filter(|process| process.parent == init);
         children.all(|process| process.state != 'Z') && sandbox.processes().is_empty()
     });
+}
+
+/// The next server has them, so none of them is unknown.
+#[test]
+fn a_host_that_ends_says_so_of_sandboxes_that_last() {
+    needs_root!();
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let command = json!({ "cmd": "trap '' TERM; echo on; while :; do sleep 1; done" });
+    let mut stream = sandbox.exec_stream(&command);
+    while stream.next().unwrap()["event"] != "stdout" {}
+    // It accepts no connection from then on, and serves those that it has.
+    let requests = [
+        ("GET", "files/list?path=.", ""),
+        ("POST", "exec", r#"{"cmd":"true"}"#),
+        ("POST", "pause", "{}"),
+        ("POST", "resume", "{}"),
+    ];
+    let mut clients = requests.map(|_| sandbox.connect());
+    for client in &mut clients {
+        let (method, rest, body) = requests[0];
+        let reply = client.request(method, &sandbox.target(rest), &[], body.as_bytes());
+        assert_eq!(reply.status, 200, "{}", reply.text());
+    }
+    server.signal(Signal::SIGTERM as i32);
+    wait_until("it is ending", PATIENCE, || {
+        TcpStream::connect(server.address).is_err()
+    });
+    for (client, (method, rest, body)) in clients.iter_mut().zip(requests) {
+        let reply = client.request(method, &sandbox.target(rest), &[], body.as_bytes());
+        assert_error(&reply, 503, "shutting_down");
+    }
 }

@@ -18,6 +18,7 @@ mod pausing;
 mod requests;
 mod rules;
 mod starting;
+mod stops;
 mod tcp_ports;
 mod tokens;
 

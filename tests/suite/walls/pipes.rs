@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::probe::Probe;
 use crate::fixture::{
     Held, PATIENCE, Sandbox, Server, TempDir, assert_error, descriptors_of, is_root, kinds,
-    threads_of, wait_until,
+    threads_of, wait_until, wait_until_received,
 };
 use crate::skip;
 
@@ -226,6 +226,60 @@ fn a_held_pipe_of_a_run_that_has_ended_counts_in_the_next() {
             assert_eq!(sandbox.post("resume", &json!({})).status, 200);
         }
     }
+}
+
+/// A start that such a process holds up fails after two seconds. Whoever waits for it has a share of the connections
+/// meanwhile, also without a token: a ticket leads to a sandbox.
+#[test]
+fn who_waits_for_a_start_that_is_held_up_has_the_share_of_its_sandbox() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().env("SBX_MAX_CONNECTIONS", 64).start();
+    let pid = server.inner_pid();
+    let shared = TempDir::new();
+    std::fs::set_permissions(shared.path(), Permissions::from_mode(0o777)).unwrap();
+    let socket = shared.join("holder");
+    let [accomplice, sandbox] = [(); 2].map(|()| {
+        let paths = json!({ "isolation": "landlock", "read_write_paths": [shared.path()] });
+        server.sandbox_with(&paths)
+    });
+    accomplice.spawn(&Probe::new(&accomplice).command(&[&["hold-given", &socket]]));
+    wait_until("it listens", PATIENCE, || {
+        std::path::Path::new(&socket).exists()
+    });
+    let made = sandbox.post("tickets", &json!({ "port": "8000" })).json();
+    let ticket = made["path"].as_str().unwrap();
+    let give = Probe::new(&sandbox).command(&[&["give-output", &socket]]);
+    let stop = json!({ "keep": "files" });
+    for run in 1..=2 {
+        sandbox.spawn(&give);
+        wait_until("a thread waits", PATIENCE, || {
+            let threads = threads_of(pid, "pumps");
+            threads.iter().filter(|thread| is_blocked(thread)).count() == run
+        });
+        assert_eq!(sandbox.post("pause", &stop).status, 200);
+        if run == 1 {
+            assert_eq!(sandbox.post("resume", &json!({})).status, 200);
+        }
+    }
+    let mut resuming = sandbox.connect();
+    resuming.send_request("POST", &sandbox.target("resume"), &[], b"{}");
+    wait_until_received(&resuming.stream);
+    // The connections that wait are at most a quarter of all.
+    let mut clients: Vec<_> = (0..40).map(|_| server.connect()).collect();
+    for client in &mut clients {
+        client.send_request("GET", ticket, &[], b"");
+    }
+    let refused = clients
+        .iter_mut()
+        .map(|client| client.read_reply())
+        .filter(|reply| {
+            reply.status == 503 && reply.text().contains("no room for more connections")
+        })
+        .count();
+    assert!(refused >= 20, "{refused}");
+    assert_error(&resuming.read_reply(), 503, "over_limit");
 }
 
 #[test]

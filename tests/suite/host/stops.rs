@@ -1,0 +1,214 @@
+//! A stop ends all that a sandbox had, as a deletion does: its connections, whoever has the other ends, and the threads of
+//! the server that worked for it.
+
+use std::fs::Permissions;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::thread;
+
+use serde_json::json;
+
+use super::needs_root;
+use crate::fixture::{
+    PATIENCE, Sandbox, Server, TempDir, count_entries, may_look_into_processes, wait_until,
+};
+use crate::skip;
+
+/// Connects to its proxy, serves one request behind port 8000, and gives both connections to who listens at `$1`.
+const GIVER: &str = r"
+import os, socket, sys, time
+host, port = os.environ['HTTP_PROXY'][7:].strip('/').split(':')
+way_out = socket.create_connection((host, int(port)))
+server = socket.socket(socket.AF_UNIX); server.bind(os.environ['SBX_PROXY_DIR'] + '/8000.sock'); server.listen(1)
+print('ready', flush=True)
+served = server.accept()[0]
+served.recv(4096)
+served.sendall(b'HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: first\n\n')
+to = socket.socket(socket.AF_UNIX); to.connect(sys.argv[1])
+socket.send_fds(to, [b'x'], [way_out.fileno(), served.fileno()])
+time.sleep(1000)
+";
+
+/// Takes connections at `$1`, and says of each how it ends.
+const TAKER: &str = r"
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX); listener.bind(sys.argv[1]); os.chmod(sys.argv[1], 0o777); listener.listen(1)
+numbers = socket.recv_fds(listener.accept()[0], 1, 2)[1]
+print('taken', flush=True)
+for number in numbers:
+    connection = socket.socket(fileno=number)
+    connection.settimeout(20)
+    try: print('ended' if connection.recv(4096) == b'' else 'sent')
+    except socket.timeout: print('open')
+    except OSError as error: print('ended')
+";
+
+const STOP: &str = r#"{"keep":"files"}"#;
+
+#[track_caller]
+fn stop(sandbox: &Sandbox<'_>) {
+    let reply = sandbox.request("POST", "pause", STOP.as_bytes());
+    assert_eq!(reply.status, 200, "{}", reply.text());
+}
+
+#[track_caller]
+fn resume(sandbox: &Sandbox<'_>) {
+    let reply = sandbox.post("resume", &json!({}));
+    assert_eq!(reply.status, 200, "{}", reply.text());
+}
+
+#[test]
+fn connections_that_another_sandbox_was_given_end_with_a_stop() {
+    needs_root!();
+    let server = Server::host().start();
+    let outside = TcpListener::bind("127.0.0.1:0").unwrap();
+    let allowed = format!("localhost:{}", outside.local_addr().unwrap().port());
+    let shared = TempDir::new();
+    std::fs::set_permissions(shared.path(), Permissions::from_mode(0o777)).unwrap();
+    let socket = shared.join("taker");
+    let network = json!({ "mode": "allowlist", "allow": [allowed] });
+    let [owner, accomplice] = [network, json!("blocked")].map(|network| {
+        server.sandbox_with(&json!({
+            "isolation": "landlock", "network": network, "read_write_paths": [shared.path()],
+        }))
+    });
+    thread::scope(|scope| {
+        let taker = json!({ "cmd": ["python3", "-c", TAKER, socket] });
+        let mut taker = accomplice.exec_stream(&taker);
+        assert_eq!(taker.next().unwrap()["event"], "start");
+        wait_until("it listens", PATIENCE, || Path::new(&socket).exists());
+        let giver = json!({ "cmd": ["python3", "-c", GIVER, socket] });
+        let mut giver = owner.exec_stream(&giver);
+        while giver.next().unwrap()["data"] != "ready\n" {}
+        let client = scope.spawn(|| owner.get("proxy/8000/").text());
+        while taker.next().unwrap()["data"] != "taken\n" {}
+        stop(&owner);
+        let mut said = String::new();
+        for event in taker {
+            said += event["data"].as_str().unwrap_or_default();
+        }
+        assert_eq!(said, "ended\nended\n");
+        assert_eq!(client.join().unwrap(), "data: first\n\n");
+    });
+}
+
+/// Without being told, such a thread would wait for five seconds in case another command comes.
+#[test]
+fn no_thread_is_left_of_a_network_when_its_sandbox_stops() {
+    needs_root!();
+    let server = Server::host().start();
+    let pid = server.inner_pid();
+    let network = json!({ "mode": "allowlist", "allow": ["localhost:1"] });
+    for isolation in ["landlock", "namespaces"] {
+        let body = json!({ "isolation": isolation, "network": network });
+        let reply = server.post(super::SANDBOXES, &body);
+        if reply.status == 400 {
+            continue;
+        }
+        let sandbox = Sandbox::of(&server, &reply.json()["sandboxes"][0]);
+        assert_eq!(sandbox.sh("echo here"), "here\n");
+        let before = count_entries(&format!("/proc/{pid}/task"));
+        for _ in 0..20 {
+            stop(&sandbox);
+            resume(&sandbox);
+            assert_eq!(sandbox.sh("echo here"), "here\n");
+        }
+        let after = count_entries(&format!("/proc/{pid}/task"));
+        assert!(after < before + 8, "{isolation}: {before}, then {after}");
+    }
+}
+
+#[test]
+fn no_thread_acts_as_a_user_whose_sandbox_was_deleted() {
+    needs_root!();
+    if !may_look_into_processes() {
+        skip!("needs CAP_SYS_PTRACE");
+    }
+    let server = Server::host().start();
+    let network = json!({ "mode": "allowlist", "allow": ["localhost:1"] });
+    for stops in [false, true] {
+        let sandbox = server.sandbox_with(&json!({ "isolation": "landlock", "network": network }));
+        let uid = sandbox.sh("id -u").trim().to_owned();
+        if stops {
+            stop(&sandbox);
+        }
+        sandbox.delete();
+        let task = format!("/proc/{}/task", server.inner_pid());
+        let acts = |thread: std::fs::DirEntry| {
+            let status = std::fs::read_to_string(thread.path().join("status")).ok()?;
+            let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+            Some(ids.split_whitespace().any(|id| id == uid))
+        };
+        let mut threads = std::fs::read_dir(task).unwrap();
+        assert!(!threads.any(|thread| acts(thread.unwrap()).unwrap_or(false)));
+    }
+}
+
+/// Some end by the signal before the server has noted that they run.
+#[test]
+fn all_that_a_stop_kills_was_killed_by_this_server() {
+    needs_root!();
+    let server = Server::host().start();
+    let sandbox = server.sandbox_with(&json!({ "auto_resume": true }));
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..3)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut reasons = Vec::new();
+                    while reasons.len() < 60 {
+                        // A stop may come between the resume and the start.
+                        let reply = sandbox.post("exec", &json!({ "cmd": "sleep 0.01" }));
+                        let text = reply.text();
+                        let exit = text.lines().find(|line| line.contains("\"exit\""));
+                        if let Some(exit) = exit {
+                            let exit: serde_json::Value = serde_json::from_str(exit).unwrap();
+                            reasons.push(exit["reason"].as_str().unwrap().to_owned());
+                        }
+                    }
+                    reasons
+                })
+            })
+            .collect();
+        while !clients.iter().all(thread::ScopedJoinHandle::is_finished) {
+            stop(&sandbox);
+        }
+        for client in clients {
+            for reason in client.join().unwrap() {
+                assert!(["exited", "killed"].contains(&&*reason), "{reason}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_ticket_leads_to_its_sandbox_through_stops() {
+    needs_root!();
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let made = sandbox.post("tickets", &json!({ "port": "8000" })).json();
+    let ticket = made["path"].as_str().unwrap();
+    let serve = r"
+import http.server, os, socket, socketserver
+class Server(socketserver.UnixStreamServer):
+    def get_request(self): return super().get_request()[0], ('', 0)
+path = os.environ['SBX_PROXY_DIR'] + '/8000.sock'
+if os.path.exists(path): os.remove(path)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self): self.send_response(200); self.end_headers(); self.wfile.write(b'here')
+Server(path, Handler).serve_forever()
+";
+    for _ in 0..2 {
+        sandbox.spawn(&json!({ "cmd": ["python3", "-c", serve] }));
+        wait_until("the ticket leads there", PATIENCE, || {
+            server.get(ticket).text() == "here"
+        });
+        stop(&sandbox);
+        let refused = server.get(ticket);
+        crate::fixture::assert_error(&refused, 409, "stopped");
+        resume(&sandbox);
+    }
+    let id = sandbox.id.clone();
+    sandbox.delete();
+    assert_eq!(server.get(ticket).status, 404, "{id}");
+}
