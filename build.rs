@@ -31,9 +31,12 @@ fn omit_index_of_unwinding() {
     println!("cargo:rustc-link-arg-bins=--no-eh-frame-hdr");
 }
 
-/// See src/sys/unwinding.rs. Of two functions of one name, the program's own comes before that of a library.
+/// See src/sys/unwinding.rs. Of two functions of one name, the program's own comes before that of a library. Tests of a
+/// release link it, too.
 fn omit_backtraces() {
-    println!("cargo:rustc-link-arg=--allow-multiple-definition");
+    if env::var("PROFILE").is_ok_and(|profile| profile == "release") {
+        println!("cargo:rustc-link-arg=--allow-multiple-definition");
+    }
 }
 
 fn has_feature(name: &str) -> bool {

@@ -216,6 +216,14 @@ pub(super) fn enter_by_ticket(
     sandbox: Option<&str>,
 ) -> Result<Option<Lease>> {
     check_may_block(request)?;
+    // Somebody may hold the ledger of a sandbox that is gone.
+    let known = |id: &str| {
+        let known = context.machine.ledger_of(id);
+        known.is_some_and(|known| Arc::ptr_eq(&known, owner))
+    };
+    if !sandbox.is_none_or(known) {
+        return Ok(None);
+    }
     let given = request.slot.give_to_tenant(owner);
     request.closes = given.is_err();
     request.ledger = Arc::clone(request.slot.ledger());

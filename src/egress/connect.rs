@@ -6,16 +6,24 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, socket};
 
 use super::listener::EgressListener;
 use super::{Exits, leads_here, socks};
 use crate::codec::base64;
 use crate::http::parse::{self, Progress};
 use crate::spec::network::{Address, Host, Protocol, Upstream, Verdict};
+use crate::sys::{Events, PollEntry, poll};
 
 /// How long one address may take to answer.
 const ADDRESS_LIMIT: Duration = Duration::from_secs(10);
+
+/// How often who waits for an answer looks whether the sandbox has stopped.
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How long all addresses of a name may take, and the client's own proxy.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
@@ -54,7 +62,7 @@ pub(super) fn open(
 ) -> Result<TcpStream, ConnectError> {
     let deadline = Instant::now() + CONNECT_LIMIT;
     match route(exits, listener, host, port, deadline)? {
-        Route::Direct(addresses) => connect_to_any(&addresses, deadline),
+        Route::Direct(addresses) => connect_to_any(exits, &addresses, deadline),
         Route::Through(upstream) => {
             let socket = connect_to_upstream(exits, upstream, deadline)?;
             let mut timed = Timed {
@@ -149,7 +157,7 @@ fn route<'g>(
     }
     let addresses = match host {
         Host::Address(address) => vec![*address],
-        Host::Name(name) => match look_up(name) {
+        Host::Name(name) => match look_up_as_user(exits, name) {
             Ok(addresses) if deadline > Instant::now() => addresses,
             result => {
                 if let Some(verdict) = named {
@@ -221,15 +229,25 @@ pub(super) fn look_up(name: &str) -> io::Result<Vec<Address>> {
     Ok(addresses)
 }
 
+/// As [`look_up`]. The query is sent as the user of the commands.
+fn look_up_as_user(exits: &Exits, name: &str) -> io::Result<Vec<Address>> {
+    let _acting = exits.act()?;
+    look_up(name)
+}
+
 /// Connects to the first address that answers.
-fn connect_to_any(addresses: &[SocketAddr], deadline: Instant) -> Result<TcpStream, ConnectError> {
+fn connect_to_any(
+    exits: &Exits,
+    addresses: &[SocketAddr],
+    deadline: Instant,
+) -> Result<TcpStream, ConnectError> {
     let mut failure = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in addresses {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(ConnectError::Unreachable(io::ErrorKind::TimedOut.into()));
         }
-        match TcpStream::connect_timeout(address, left.min(ADDRESS_LIMIT)) {
+        match connect(exits, address, left.min(ADDRESS_LIMIT)) {
             Ok(socket) => {
                 let _ = socket.set_nodelay(true);
                 return Ok(socket);
@@ -238,6 +256,44 @@ fn connect_to_any(addresses: &[SocketAddr], deadline: Instant) -> Result<TcpStre
         }
     }
     Err(ConnectError::Unreachable(failure))
+}
+
+/// Connects to an address, over a socket of the commands' user. Gives up when nothing of the sandbox runs any more.
+fn connect(exits: &Exits, address: &SocketAddr, limit: Duration) -> io::Result<TcpStream> {
+    let deadline = Instant::now() + limit;
+    let family = if address.is_ipv4() {
+        AddressFamily::Inet
+    } else {
+        AddressFamily::Inet6
+    };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = {
+        let _acting = exits.act()?;
+        socket(family, SockType::Stream, flags, None)?
+    };
+    match nix::sys::socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(*address)) {
+        Ok(()) | Err(Errno::EINPROGRESS) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    let mut entries = [PollEntry::new(socket.as_fd(), Events::WRITABLE)];
+    loop {
+        if exits.is_closed() {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if poll(&mut entries, Some(left.min(LOOK_INTERVAL))) {
+            break;
+        }
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+    let socket = TcpStream::from(socket);
+    if let Some(error) = socket.take_error()? {
+        return Err(error);
+    }
+    socket.set_nonblocking(false)?;
+    Ok(socket)
 }
 
 /// Connects to the client's own proxy. No rule is asked, because whoever chose the rules chose the proxy. Only the server
@@ -252,7 +308,7 @@ fn connect_to_upstream(
     };
     let addresses = match &upstream.host {
         Host::Address(address) => vec![*address],
-        Host::Name(name) => look_up(name).map_err(|error| failed(&error))?,
+        Host::Name(name) => look_up_as_user(exits, name).map_err(|error| failed(&error))?,
     };
     if addresses
         .iter()
@@ -264,7 +320,7 @@ fn connect_to_upstream(
         .into_iter()
         .map(|address| SocketAddr::new(address.ip(), upstream.port))
         .collect();
-    connect_to_any(&addresses, deadline).map_err(|failure| match failure {
+    connect_to_any(exits, &addresses, deadline).map_err(|failure| match failure {
         ConnectError::Unreachable(error) => failed(&error),
         failure => failure,
     })

@@ -30,14 +30,14 @@ mod socks;
 
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::error::{Error, Kind, Result};
 use crate::http::slots::ConnectionSlots;
 use crate::limits::ledger::Ledger;
 use crate::spec::network::{Address, Filter};
-use crate::sys::{self, CallListener, User};
+use crate::sys::{self, ActingAs, CallListener, User};
 use crate::threads::lock::{Mutex, lock};
 pub use check::{check, check_redirection};
 pub use listener::{EgressListener, MakeSocket};
@@ -116,8 +116,6 @@ pub struct Exits {
     log: VerdictLog,
     /// Guards which egress listeners and connections there are, and whether the thread runs.
     state: Mutex<ExitsState>,
-    /// How many threads act as the user.
-    acting: Arc<AtomicUsize>,
 }
 
 #[derive(Default)]
@@ -143,7 +141,6 @@ impl Exits {
             user,
             log: VerdictLog::default(),
             state: Mutex::default(),
-            acting: Arc::default(),
         })
     }
 
@@ -235,6 +232,9 @@ impl Exits {
         listener: Arc<EgressListener>,
         source: Source,
     ) -> Result<()> {
+        if state.is_closed {
+            return Err(Error::new(Kind::Stopped, "the sandbox has stopped"));
+        }
         if let Some(worker) = &state.worker {
             return worker.add(listener, source);
         }
@@ -261,9 +261,9 @@ impl Exits {
         }
     }
 
-    /// Whether a thread of the server acts as the user of the commands.
-    pub fn is_in_use(&self) -> bool {
-        self.acting.load(Ordering::Acquire) > 0
+    /// Acts as the user of the commands while the value lives: what is made then is that user's.
+    fn act(&self) -> nix::Result<Option<ActingAs>> {
+        self.user.map(ActingAs::new).transpose()
     }
 
     fn is_closed(&self) -> bool {

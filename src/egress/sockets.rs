@@ -24,7 +24,7 @@ use crate::error::{Error, Kind, Result};
 use crate::http::server::refuse;
 use crate::http::slots::{ConnectionSlot, Peer};
 use crate::limits::memory::Room;
-use crate::sys::{self, ActingAs, CallListener, WaitingCall};
+use crate::sys::{self, CallListener, WaitingCall};
 use crate::threads::SMALL_STACK_BYTES;
 use crate::threads::lock::{CountedPlace, Mutex, lock};
 use crate::threads::panics::contain;
@@ -240,11 +240,8 @@ impl Served {
     /// Waits for events until it has served a connection, or for some time after the last source has ended.
     ///
     /// # Errors
-    /// The errno if it cannot act as the user, or cannot wait for events.
+    /// The errno if it cannot wait for events.
     fn lead(&self) -> nix::Result<()> {
-        // Held while it serves a connection too, so that its sockets belong to the user.
-        let _place = CountedPlace::take(&self.exits.acting, usize::MAX);
-        let _acting = self.exits.user.map(ActingAs::new).transpose()?;
         let mut events = [EpollEvent::empty(); 16];
         loop {
             let count = match self.epoll.wait(&mut events, self.timeout()) {
@@ -328,6 +325,11 @@ impl Served {
 
     /// Answers a call of a command.
     fn answer(&self, listener: &Arc<EgressListener>, calls: &CallListener, call: WaitingCall) {
+        // Sockets belong to the user. No thread acts as the user while it waits: that would outlive the sandbox.
+        let _acting = match self.exits.act() {
+            Ok(acting) => acting,
+            Err(errno) => return calls.refuse(call, errno),
+        };
         match i64::from(call.number) {
             libc::SYS_socket => {
                 if let Err(errno) = self.hand_out(listener, calls, &call) {
@@ -472,7 +474,7 @@ impl Served {
 
     fn look_up(&self, look_up: &LookUp) {
         // The query is sent as the user.
-        if let Ok(_acting) = self.exits.user.map(ActingAs::new).transpose() {
+        if let Ok(_acting) = self.exits.act() {
             let answer = resolver::answer(&self.exits, &look_up.listener, &look_up.question);
             look_up.resolver.send(&look_up.question.answered(answer));
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::life::By;
 use super::{Host, Sandbox, SettingsChange};
 use crate::codec::fields::Change;
 use crate::error::Result;
@@ -16,15 +17,16 @@ impl Host {
     /// # Errors
     /// `NotFound`; `NoSpace` if it cannot be written down; for limits `Unavailable` if they cannot be kept here, and
     /// `NotPossible` if they cannot as long as it runs.
-    pub fn change(&self, id: &str, mut change: SettingsChange) -> Result<Arc<Sandbox>> {
+    pub fn change(&self, id: &str, by: By, mut change: SettingsChange) -> Result<Arc<Sandbox>> {
         if change.limits.processes == Change::Remove {
             change.limits.processes = Change::Set(self.default_max_processes);
         }
-        let turn =
-            match self.begin_change(id, false, &|sandbox| Ok(sandbox.is_changed_by(&change)))? {
-                Ok(turn) => turn,
-                Err(unchanged) => return Ok(unchanged),
-            };
+        let turn = match self.begin_change(id, by == By::Tenant, &|sandbox| {
+            Ok(sandbox.is_changed_by(&change))
+        })? {
+            Ok(turn) => turn,
+            Err(unchanged) => return Ok(unchanged),
+        };
         let sandbox = &turn.sandbox;
         let old = sandbox.resource_limits();
         let mut new = old;

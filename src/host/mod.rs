@@ -90,8 +90,9 @@ pub struct Host {
     records: Option<Arc<Records>>,
     /// What an earlier server has left, until it is taken over; guards the value alone.
     found: Mutex<Adoption>,
-    /// What an earlier server has not removed, until somebody does; guards the value alone.
-    unfinished: Mutex<Unfinished>,
+    /// What an earlier server has not removed, until somebody does, and the uids that are taken for other reasons; guards
+    /// the value alone.
+    unfinished: Mutex<(Unfinished, Vec<u32>)>,
     /// Held as long as the server lives.
     _claims: Claims,
     signaller: Signaller,
@@ -201,7 +202,8 @@ impl Host {
         }
         let random = sys::random_bytes()
             .map_err(|errno| Error::system("cannot choose the first uid", errno))?;
-        let taken = [&accounts[..], &known, &unfinished.uids(), &adoption.aside].concat();
+        let otherwise_taken = [&accounts[..], &known, &adoption.aside].concat();
+        let taken = [&otherwise_taken[..], &unfinished.uids()].concat();
         let users = Users::new(&settings.users, u64::from_le_bytes(random), taken);
         let numbers = adoption.records.iter().map(|(record, _)| record.number);
         let made = numbers.max().unwrap_or(0);
@@ -214,7 +216,7 @@ impl Host {
             homes,
             records: records.map(Arc::new),
             found: Mutex::new(adoption),
-            unfinished: Mutex::new(unfinished),
+            unfinished: Mutex::new((unfinished, otherwise_taken)),
             _claims: claims,
             signaller,
             table: Mutex::new(table),
@@ -248,7 +250,8 @@ impl Host {
     pub fn take_over(self: &Arc<Self>) -> Result<()> {
         let found = std::mem::take(&mut *lock(&self.found));
         self.adopt(found.records, found.last_run)?;
-        std::mem::take(&mut *lock(&self.unfinished)).finish(self);
+        let (unfinished, taken) = std::mem::take(&mut *lock(&self.unfinished));
+        unfinished.finish(self, &taken);
         Ok(())
     }
 

@@ -102,10 +102,14 @@ impl SandboxTable {
         self.ending.contains_key(id) || self.retried.contains_key(id)
     }
 
-    /// What a sandbox holds, even while it is being deleted: requests wait for that.
+    /// What a sandbox holds, even while it is being deleted: requests wait for that. `None` once a deletion was reported.
     pub(super) fn ledger_of(&self, id: &str) -> Option<Arc<Ledger>> {
-        let mut all = [&self.sandboxes, &self.ending, &self.retried].into_iter();
-        let sandbox = all.find_map(|sandboxes| sandboxes.get(id))?;
+        let leaving = || {
+            let mut all = [&self.ending, &self.retried, &self.stuck].into_iter();
+            let found = all.find_map(|sandboxes| sandboxes.get(id))?;
+            (!self.has_ended(id)).then_some(found)
+        };
+        let sandbox = self.sandboxes.get(id).or_else(leaving)?;
         Some(Arc::clone(&sandbox.workspace.ledger))
     }
 
@@ -261,7 +265,12 @@ impl SandboxTable {
     pub(super) fn settle(&mut self, sandbox: &Arc<Sandbox>, result: &Result<bool>) -> bool {
         let id = &sandbox.id;
         self.ending.remove(id);
-        if sandbox.workspace.ledger.connections.count() > 0 {
+        let connections = &sandbox.workspace.ledger.connections;
+        let has_clients = match result {
+            Ok(_) => connections.close(),
+            Err(_) => connections.count() > 0,
+        };
+        if has_clients {
             let ledger = Arc::clone(&sandbox.workspace.ledger);
             self.parting.push((Instant::now(), ledger));
         }

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use super::Host;
 use super::homes::Homes;
 use super::records::Records;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::logging;
 use crate::threads::Thread;
 
 /// How long a start may take over all of them.
 const START_LIMIT: Duration = Duration::from_secs(1);
 
-/// The homes that are to be removed, by id, with their uids.
+/// The homes that are to be removed, by id, with their owners.
 #[derive(Default)]
 pub(super) struct Unfinished(Vec<(String, Option<u32>)>);
 
@@ -39,8 +39,11 @@ impl Unfinished {
         ids: Vec<String>,
         limit: Duration,
     ) -> Self {
-        let deadline = Some(Instant::now() + limit);
-        let is_left = |id: &String| !is_removed(id, remove(homes, records, id, deadline));
+        let deadline = Instant::now() + limit;
+        let is_left = |id: &String| {
+            Instant::now() >= deadline
+                || !is_removed(id, remove(homes, records, id, Some(deadline)))
+        };
         let left = ids.into_iter().filter(is_left);
         let with_uid = left.map(|id| {
             let uid = homes.owner(&id);
@@ -54,10 +57,20 @@ impl Unfinished {
         self.0.iter().filter_map(|(_, uid)| *uid).collect()
     }
 
-    /// Removes the rest on a thread of its own.
-    pub(super) fn finish(self, host: &Arc<Host>) {
+    /// Removes the rest on a thread of its own. Sandboxes get the uids of the range then that had no other reason to be
+    /// `taken`.
+    pub(super) fn finish(mut self, host: &Arc<Host>, taken: &[u32]) {
         if self.0.is_empty() {
             return;
+        }
+        // The last home with a uid frees it.
+        for at in 0..self.0.len() {
+            let (before, after) = self.0.split_at_mut(at + 1);
+            if let Some((_, uid)) = before.last_mut() {
+                let is_free = |uid: &u32| host.users.contains(uid) && !taken.contains(uid);
+                let is_last = |uid: &u32| after.iter().all(|(_, other)| *other != Some(*uid));
+                *uid = uid.filter(is_free).filter(is_last);
+            }
         }
         let count = self.0.len();
         let own = Arc::clone(host);
@@ -93,6 +106,10 @@ fn remove(
     deadline: Option<Instant>,
 ) -> Result<bool> {
     if !homes.remove(id, deadline)? {
+        if deadline.is_none() {
+            let text = format!("something was put into the home of {id} meanwhile");
+            return Err(Error::new(Kind::System, text));
+        }
         return Ok(false);
     }
     let cleared = records.map_or(Ok(()), |records| records.clear(id, None));

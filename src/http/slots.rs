@@ -386,17 +386,22 @@ impl ConnectionSlot {
                 "there is no room for more connections of this tenant; close idle ones, or try again later",
             ));
         }
+        if let Owner::Tenant(ledger) = &owner
+            && !ledger.connections.add(self.number, &self.socket)
+        {
+            return Err(Error::new(Kind::OverLimit, "the sandbox is gone"));
+        }
         if !self.leave(&mut table) {
+            if let Owner::Tenant(ledger) = &owner {
+                ledger.connections.remove(self.number);
+            }
             let text = "the server closed the connection to make room for newer ones";
             return Err(Error::new(Kind::OverLimit, text));
         }
         match &owner {
             Owner::Peer => {}
             Owner::Operator => table.held.operator += 1,
-            Owner::Tenant(ledger) => {
-                table.held.tenants += 1;
-                ledger.connections.add(self.number, &self.socket);
-            }
+            Owner::Tenant(_) => table.held.tenants += 1,
         }
         inner.note(&table);
         drop(table);
@@ -579,6 +584,19 @@ mod tests {
         drop((held, operator));
         assert_eq!(slots.count(), 0);
         assert!(ledgers.iter().all(|ledger| ledger.connections.count() == 0));
+    }
+
+    #[test]
+    fn a_sandbox_that_is_gone_gets_no_connections() {
+        let slots = slots(160);
+        let ledger = slots.0.budget.ledger();
+        let mut held = take(&slots, REMOTE, 2);
+        held[0].give_to_tenant(&ledger).unwrap();
+        assert!(ledger.connections.close(), "one reads its last answer");
+        assert!(held[1].give_to_tenant(&ledger).is_err());
+        assert!(is_waiting(&slots, &held[1]), "it is the peer's");
+        drop(held);
+        assert!(!ledger.connections.close());
     }
 
     #[test]

@@ -133,34 +133,55 @@ pub struct Ledger {
     pub connections: Connections,
 }
 
-/// The open connections of a tenant, by number, and whether they wait for the end of the tenant.
+/// The open connections of a tenant.
 #[derive(Default)]
-pub struct Connections(Mutex<HashMap<usize, (Arc<TcpStream>, bool)>>);
+pub struct Connections(Mutex<OpenConnections>);
+
+#[derive(Default)]
+struct OpenConnections {
+    /// By number, and whether they wait for the end of the tenant.
+    sockets: HashMap<usize, (Arc<TcpStream>, bool)>,
+    /// Whether the tenant is gone: it gets no more.
+    is_over: bool,
+}
 
 impl Connections {
     /// The number of connections.
     pub fn count(&self) -> usize {
-        lock(&self.0).len()
+        lock(&self.0).sockets.len()
     }
 
-    pub fn add(&self, number: usize, socket: &Arc<TcpStream>) {
-        lock(&self.0).insert(number, (Arc::clone(socket), false));
+    /// Adds one. False if the tenant is gone.
+    pub fn add(&self, number: usize, socket: &Arc<TcpStream>) -> bool {
+        let mut open = lock(&self.0);
+        if !open.is_over {
+            let socket = (Arc::clone(socket), false);
+            open.sockets.insert(number, socket);
+        }
+        !open.is_over
     }
 
     pub fn remove(&self, number: usize) {
-        lock(&self.0).remove(&number);
+        lock(&self.0).sockets.remove(&number);
     }
 
     /// Notes that a connection waits for the end of the tenant.
     pub fn spare(&self, number: usize) {
-        if let Some((_, waits)) = lock(&self.0).get_mut(&number) {
+        if let Some((_, waits)) = lock(&self.0).sockets.get_mut(&number) {
             *waits = true;
         }
     }
 
+    /// The tenant is gone: those that there are read their last answers, and no more come. Returns whether there are any.
+    pub fn close(&self) -> bool {
+        let mut open = lock(&self.0);
+        open.is_over = true;
+        !open.sockets.is_empty()
+    }
+
     /// Ends all connections, those too that wait for the end of the tenant if that `is_over`. Their threads find out.
     pub fn shut_down(&self, is_over: bool) {
-        for (socket, waits) in lock(&self.0).values() {
+        for (socket, waits) in lock(&self.0).sockets.values() {
             if is_over || !waits {
                 let _ = socket.shutdown(Shutdown::Both);
             }

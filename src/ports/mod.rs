@@ -42,8 +42,8 @@ pub struct Ports {
     backend: Backend,
     is_closed: AtomicBool,
     waits: Arc<AtomicUsize>,
-    /// Those to servers inside; guards the list alone.
-    connections: Mutex<Vec<Weak<OwnedFd>>>,
+    /// Those to servers inside, until nothing runs any more; guards the list alone.
+    connections: Mutex<Option<Vec<Weak<OwnedFd>>>>,
 }
 
 enum Backend {
@@ -103,7 +103,7 @@ impl Ports {
             backend,
             is_closed: AtomicBool::new(false),
             waits: Arc::default(),
-            connections: Mutex::default(),
+            connections: Mutex::new(Some(Vec::new())),
         })
     }
 
@@ -141,6 +141,10 @@ impl Ports {
     pub fn connect(&self, port: &Port) -> Result<Arc<OwnedFd>> {
         let connection = Arc::new(self.connect_new(port)?);
         let mut connections = lock(&self.connections);
+        // Who listens may be another sandbox by now, which was given the socket.
+        let connections = connections
+            .as_mut()
+            .ok_or_else(|| Error::new(Kind::Stopped, "the sandbox has stopped"))?;
         connections.retain(|known| known.strong_count() > 0);
         connections.push(Arc::downgrade(&connection));
         Ok(connection)
@@ -148,8 +152,8 @@ impl Ports {
 
     /// Ends all connections: nothing runs in the workspace any more, and who has the other ends was given them.
     pub fn end_connections(&self) {
-        let connections = std::mem::take(&mut *lock(&self.connections));
-        for connection in connections.iter().filter_map(Weak::upgrade) {
+        let connections = lock(&self.connections).take();
+        for connection in connections.iter().flatten().filter_map(Weak::upgrade) {
             let _ = shutdown(connection.as_raw_fd(), Shutdown::Both);
         }
     }

@@ -564,12 +564,12 @@ impl Registry {
         let (id, pid) = (&process.id, process.pid);
         logging::debug(format_args!("process {id} started, pid {pid}"));
         let mut table = lock(&self.table);
-        let Some(number) = number else {
+        if let Some(number) = number {
+            table.by_id.insert(process.id.clone(), number);
+            table.processes.insert(number, Arc::clone(process));
+        } else {
             table.interpreters.push(Arc::clone(process));
-            return;
-        };
-        table.by_id.insert(process.id.clone(), number);
-        table.processes.insert(number, Arc::clone(process));
+        }
         let expected_end = table.expected_end;
         drop(table);
         if let Some(reason) = expected_end {
@@ -660,7 +660,7 @@ impl Registry {
 
     /// Announces that the caller kills all processes by their user, until none runs.
     pub fn expect_kill(&self, reason: Reason) {
-        lock(&self.table).expected_end.get_or_insert(reason);
+        lock(&self.table).expected_end = Some(reason);
         for process in self.running() {
             process.expect_kill(reason);
         }

@@ -331,18 +331,13 @@ impl Workspace {
 
     /// Whether a thread of the server still acts as the owner of its files.
     pub fn is_in_use(&self) -> bool {
-        self.root.is_in_use() || self.confinement.exits().is_in_use()
+        self.root.is_in_use()
     }
 
-    /// Ends the connections of its commands and of its servers, whoever has their ends: nothing of it may run any more.
-    pub fn end_connections(&self) {
+    /// Ends and lets go of what others keep open of the ended workspace, of which nothing runs any more.
+    pub fn release(&self) {
         self.confinement.exits().close();
         self.ports.end_connections();
-    }
-
-    /// Lets go of what others keep open of the ended workspace, of which nothing runs any more.
-    pub fn release(&self) {
-        self.end_connections();
         self.processes.release();
     }
 

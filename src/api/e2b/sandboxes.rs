@@ -132,7 +132,7 @@ pub(super) fn connect(call: &mut Call<'_, '_>, id: &str) -> Answer {
         },
         ..SettingsChange::default()
     };
-    host.change(id, change)?;
+    host.change(id, HOST, change)?;
     let (mut sandbox, is_resumed) = host.resume(id, Waker::Host)?;
     if !is_resumed {
         sandbox = host.extend_lifetime(id, least)?;
@@ -234,7 +234,7 @@ pub(super) fn set_timeout(call: &mut Call<'_, '_>, id: &str) -> Answer {
         let text = format!("sandbox {id} is paused; connect to it");
         return Err(E2bError::not_found(text));
     }
-    host.change(id, lasting(lifetime))?;
+    host.change(id, HOST, lasting(lifetime))?;
     Ok(Response::new(204, Body::Empty))
 }
 

@@ -84,11 +84,16 @@ pub(super) fn change(call: &mut Call<'_, '_>, host: &Host, id: &str) -> Answer {
         let text = format!("{name} cannot be changed; it is chosen when the sandbox is made");
         return Err(Refusal::new(400, "bad_request", text));
     }
-    if !is_of_name(&change) && !call.is_operator() {
+    let by = if call.is_operator() {
+        By::Host { holds: false }
+    } else {
+        By::Tenant
+    };
+    if !is_of_name(&change) && by == By::Tenant {
         let text = "a sandbox's own token changes its name alone; the host's changes the rest";
         return Err(Refusal::new(403, "forbidden", text));
     }
-    let sandbox = host.change(id, change)?;
+    let sandbox = host.change(id, by, change)?;
     Ok(Response::json(&document(call, &sandbox, None)))
 }
 

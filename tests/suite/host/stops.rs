@@ -2,44 +2,54 @@
 //! the server that worked for it.
 
 use std::fs::Permissions;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::thread;
+use std::time::{Duration, Instant};
 
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, getsockname};
 use serde_json::json;
 
 use super::needs_root;
 use crate::fixture::{
-    PATIENCE, Sandbox, Server, TempDir, count_entries, may_look_into_processes, wait_until,
+    PATIENCE, Sandbox, Server, TempDir, may_look_into_processes, threads_of, wait_until,
 };
 use crate::skip;
 
-/// Connects to its proxy, serves one request behind port 8000, and gives both connections to who listens at `$1`.
+/// Has a tunnel and another connection to its proxy, serves one request behind port 8000, and gives all of them to who listens
+/// at `$1`. `$2` is where the tunnel leads.
 const GIVER: &str = r"
 import os, socket, sys, time
 host, port = os.environ['HTTP_PROXY'][7:].strip('/').split(':')
-way_out = socket.create_connection((host, int(port)))
+connect = lambda: socket.create_connection((host, int(port)))
+tunnel, idle = connect(), connect()
+tunnel.sendall(f'CONNECT {sys.argv[2]} HTTP/1.1\r\nHost: {sys.argv[2]}\r\n\r\n'.encode())
+assert b' 200 ' in tunnel.recv(4096)
 server = socket.socket(socket.AF_UNIX); server.bind(os.environ['SBX_PROXY_DIR'] + '/8000.sock'); server.listen(1)
 print('ready', flush=True)
 served = server.accept()[0]
 served.recv(4096)
 served.sendall(b'HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: first\n\n')
 to = socket.socket(socket.AF_UNIX); to.connect(sys.argv[1])
-socket.send_fds(to, [b'x'], [way_out.fileno(), served.fileno()])
+socket.send_fds(to, [b'x'], [one.fileno() for one in (tunnel, idle, served)])
 time.sleep(1000)
 ";
 
-/// Takes connections at `$1`, and says of each how it ends.
+/// Takes connections at `$1`, and says of each whether it ends. On the second it asks for another tunnel.
 const TAKER: &str = r"
 import os, socket, sys
 listener = socket.socket(socket.AF_UNIX); listener.bind(sys.argv[1]); os.chmod(sys.argv[1], 0o777); listener.listen(1)
-numbers = socket.recv_fds(listener.accept()[0], 1, 2)[1]
+numbers = socket.recv_fds(listener.accept()[0], 1, 3)[1]
 print('taken', flush=True)
-for number in numbers:
+sys.stdin.readline()
+for at, number in enumerate(numbers):
     connection = socket.socket(fileno=number)
-    connection.settimeout(20)
-    try: print('ended' if connection.recv(4096) == b'' else 'sent')
+    connection.settimeout(5)
+    try:
+        if at == 1: connection.sendall(f'CONNECT {sys.argv[2]} HTTP/1.1\r\nHost: {sys.argv[2]}\r\n\r\n'.encode())
+        print('ended' if connection.recv(4096) == b'' else 'sent')
     except socket.timeout: print('open')
     except OSError as error: print('ended')
 ";
@@ -63,34 +73,50 @@ fn connections_that_another_sandbox_was_given_end_with_a_stop() {
     needs_root!();
     let server = Server::host().start();
     let outside = TcpListener::bind("127.0.0.1:0").unwrap();
-    let allowed = format!("localhost:{}", outside.local_addr().unwrap().port());
+    let place = format!("localhost:{}", outside.local_addr().unwrap().port());
     let shared = TempDir::new();
     std::fs::set_permissions(shared.path(), Permissions::from_mode(0o777)).unwrap();
     let socket = shared.join("taker");
-    let network = json!({ "mode": "allowlist", "allow": [allowed] });
+    let network = json!({ "mode": "allowlist", "allow": [place] });
     let [owner, accomplice] = [network, json!("blocked")].map(|network| {
         server.sandbox_with(&json!({
             "isolation": "landlock", "network": network, "read_write_paths": [shared.path()],
         }))
     });
     thread::scope(|scope| {
-        let taker = json!({ "cmd": ["python3", "-c", TAKER, socket] });
-        let mut taker = accomplice.exec_stream(&taker);
-        assert_eq!(taker.next().unwrap()["event"], "start");
+        let taker = json!({ "cmd": ["python3", "-c", TAKER, socket, place] });
+        let taker = accomplice.spawn(&taker);
+        let taker = format!("processes/{}", taker["id"].as_str().unwrap());
         wait_until("it listens", PATIENCE, || Path::new(&socket).exists());
-        let giver = json!({ "cmd": ["python3", "-c", GIVER, socket] });
+        let giver = json!({ "cmd": ["python3", "-c", GIVER, socket, place] });
         let mut giver = owner.exec_stream(&giver);
+        let _tunnel = outside.accept().unwrap();
         while giver.next().unwrap()["data"] != "ready\n" {}
         let client = scope.spawn(|| owner.get("proxy/8000/").text());
-        while taker.next().unwrap()["data"] != "taken\n" {}
+        let said = || accomplice.get(&format!("{taker}/logs")).text();
+        wait_until("they are taken", PATIENCE, || said().contains("taken"));
         stop(&owner);
-        let mut said = String::new();
-        for event in taker {
-            said += event["data"].as_str().unwrap_or_default();
-        }
-        assert_eq!(said, "ended\nended\n");
+        assert_eq!(
+            accomplice
+                .request("POST", &format!("{taker}/stdin"), b"\n")
+                .status,
+            200
+        );
+        let ended = accomplice.get(&format!("{taker}/wait?timeout=20")).text();
+        assert!(ended.contains("\"reason\":\"exited\""), "{ended}");
+        assert_eq!(said().matches("ended").count(), 3, "{}", said());
         assert_eq!(client.join().unwrap(), "data: first\n\n");
     });
+    outside.set_nonblocking(true).unwrap();
+    assert!(
+        outside.accept().is_err(),
+        "a connection was made after the stop"
+    );
+}
+
+/// The threads that serve networks of sandboxes.
+fn network_threads(server: &Server) -> Vec<String> {
+    threads_of(server.inner_pid(), "network")
 }
 
 /// Without being told, such a thread would wait for five seconds in case another command comes.
@@ -98,27 +124,22 @@ fn connections_that_another_sandbox_was_given_end_with_a_stop() {
 fn no_thread_is_left_of_a_network_when_its_sandbox_stops() {
     needs_root!();
     let server = Server::host().start();
-    let pid = server.inner_pid();
     let network = json!({ "mode": "allowlist", "allow": ["localhost:1"] });
-    for isolation in ["landlock", "namespaces"] {
-        let body = json!({ "isolation": isolation, "network": network });
-        let reply = server.post(super::SANDBOXES, &body);
-        if reply.status == 400 {
-            continue;
-        }
-        let sandbox = Sandbox::of(&server, &reply.json()["sandboxes"][0]);
+    let sandbox = server.sandbox_with(&json!({ "isolation": "landlock", "network": network }));
+    for _ in 0..20 {
         assert_eq!(sandbox.sh("echo here"), "here\n");
-        let before = count_entries(&format!("/proc/{pid}/task"));
-        for _ in 0..20 {
-            stop(&sandbox);
-            resume(&sandbox);
-            assert_eq!(sandbox.sh("echo here"), "here\n");
-        }
-        let after = count_entries(&format!("/proc/{pid}/task"));
-        assert!(after < before + 8, "{isolation}: {before}, then {after}");
+        assert!(!network_threads(&server).is_empty());
+        let begun = Instant::now();
+        stop(&sandbox);
+        wait_until("its thread ends", PATIENCE, || {
+            network_threads(&server).is_empty()
+        });
+        assert!(begun.elapsed() < Duration::from_secs(4));
+        resume(&sandbox);
     }
 }
 
+/// Neither one that waits for connections, nor one that waits until somebody answers who does not.
 #[test]
 fn no_thread_acts_as_a_user_whose_sandbox_was_deleted() {
     needs_root!();
@@ -126,14 +147,42 @@ fn no_thread_acts_as_a_user_whose_sandbox_was_deleted() {
         skip!("needs CAP_SYS_PTRACE");
     }
     let server = Server::host().start();
-    let network = json!({ "mode": "allowlist", "allow": ["localhost:1"] });
+    // A listener with a full queue: the kernel drops what comes.
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let listener =
+        nix::sys::socket::socket(AddressFamily::Inet, SockType::Stream, flags, None).unwrap();
+    nix::sys::socket::bind(listener.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
+    nix::sys::socket::listen(&listener, Backlog::new(0).unwrap()).unwrap();
+    let port = getsockname::<SockaddrIn>(listener.as_raw_fd())
+        .unwrap()
+        .port();
+    let fill =
+        || TcpStream::connect_timeout(&([127, 0, 0, 1], port).into(), Duration::from_secs(1));
+    let _waiting: Vec<_> = std::iter::from_fn(|| fill().ok()).take(16).collect();
+    let place = format!("localhost:{port}");
+    let network = json!({ "mode": "allowlist", "allow": [place] });
     for stops in [false, true] {
         let sandbox = server.sandbox_with(&json!({ "isolation": "landlock", "network": network }));
         let uid = sandbox.sh("id -u").trim().to_owned();
+        let ask = format!(
+            "import os, socket; host, port = os.environ['HTTP_PROXY'][7:].strip('/').split(':'); \
+             way = socket.create_connection((host, int(port))); \
+             way.sendall(b'CONNECT {place} HTTP/1.1\\r\\nHost: {place}\\r\\n\\r\\n'); way.recv(1)"
+        );
+        sandbox.spawn(&json!({ "cmd": ["python3", "-c", ask] }));
+        wait_until("a thread connects", PATIENCE, || {
+            network_threads(&server).len() == 2
+        });
+        let begun = Instant::now();
         if stops {
             stop(&sandbox);
         }
         sandbox.delete();
+        assert!(
+            begun.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            begun.elapsed()
+        );
         let task = format!("/proc/{}/task", server.inner_pid());
         let acts = |thread: std::fs::DirEntry| {
             let status = std::fs::read_to_string(thread.path().join("status")).ok()?;
@@ -142,6 +191,9 @@ fn no_thread_acts_as_a_user_whose_sandbox_was_deleted() {
         };
         let mut threads = std::fs::read_dir(task).unwrap();
         assert!(!threads.any(|thread| acts(thread.unwrap()).unwrap_or(false)));
+        wait_until("the threads end", PATIENCE, || {
+            network_threads(&server).is_empty()
+        });
     }
 }
 
