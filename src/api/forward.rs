@@ -221,16 +221,32 @@ fn home(head: &Head, port: &Port, path: &[u8], has_token: bool) -> Home {
     let hosts = hosts.flat_map(|hosts| hosts.split(|byte| *byte == b','));
     Home {
         inside: host(port),
-        hosts: hosts.map(|host| host.trim_ascii().to_vec()).collect(),
+        hosts: hosts
+            .map(<[u8]>::trim_ascii)
+            .filter(|host| !host.is_empty())
+            .take(MAX_HOSTS)
+            .map(<[u8]>::to_vec)
+            .collect(),
         prefix: prefix(head, path),
         request: path.to_vec(),
         may_leave: !has_token,
     }
 }
 
+/// Names of this server that earlier proxies may have added, so many are known.
+const MAX_HOSTS: usize = 8;
+
+/// A longer prefix of earlier proxies is none: each redirect and cookie of an answer gets it.
+const MAX_PREFIX_BYTES: usize = 1024;
+
 /// What is before the path of the server behind a port, as its clients see it.
 fn prefix(head: &Head, path: &[u8]) -> Vec<u8> {
     let outer = head.header("x-forwarded-prefix").unwrap_or_default();
+    let outer = if outer.len() > MAX_PREFIX_BYTES {
+        b""
+    } else {
+        outer
+    };
     let outer = outer.strip_suffix(b"/").unwrap_or(outer);
     [outer, own_prefix(head, path)].concat()
 }

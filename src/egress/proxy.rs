@@ -201,7 +201,11 @@ impl Proxy {
             let Some(question) = Question::parse(&message) else {
                 return Ok(());
             };
-            let answer = resolver::answer(&self.exits, &self.listener, &question);
+            let answer = {
+                // The query is sent as the user.
+                let _acting = self.exits.act()?;
+                resolver::answer(&self.exits, &self.listener, &question)
+            };
             let mut answered = question.answered(answer);
             let length = u16::try_from(answered.len()).map_err(std::io::Error::other)?;
             answered.splice(..0, length.to_be_bytes());

@@ -16,7 +16,8 @@ use super::name::FilePath;
 use super::name_at::NameAt;
 use super::root::{Missing, Root, opening_error};
 use super::write::{Upload, temporary_name};
-use crate::error::{Error, Kind, Result};
+use crate::client::{Interrupt, Stopped};
+use crate::error::{Error, Kind};
 
 impl Root {
     /// Moves a file or directory. Replaces a file at the new name; a link there, not its target. Makes
@@ -24,8 +25,13 @@ impl Root {
     ///
     /// # Errors
     /// `NotFound`; `NotEmpty`, `IsDirectory` or `NotDirectory` if something is in the way; `CrossDevice` for
-    /// a directory or a special file on another file system.
-    pub fn rename(&self, from: &FilePath, to: &FilePath) -> Result<()> {
+    /// a directory or a special file on another file system. What `interrupt` says, which is asked in a copy.
+    pub fn rename(
+        &self,
+        from: &FilePath,
+        to: &FilePath,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<(), Stopped> {
         let failed = |errno| Error::system(format_args!("cannot move {from} to {to}"), errno);
         let old = self.name_at(from, Missing::Refuse)?;
         let status = old.status().map_err(failed)?;
@@ -38,29 +44,27 @@ impl Root {
         let new = self.name_at(to, missing)?;
         if two_names_of_one(&old, &new, &status).map_err(failed)? {
             // rename(2) would do nothing.
-            return old.unlink().map_err(failed);
+            return Ok(old.unlink().map_err(failed)?);
         }
         let turn = Turn::at(&new.directory, &new.name, to)?;
         let renamed = renameat(&old.directory, &old.name[..], &new.directory, &new.name[..]);
         // A copy takes time, and its own turn when it is complete.
         drop(turn);
         match (renamed, FileKind::of(&status)) {
-            (Err(Errno::EXDEV), FileKind::Regular) => copy(&old, new, to)?,
+            (Err(Errno::EXDEV), FileKind::Regular) => copy(&old, new, to, interrupt)?,
             (Err(Errno::EXDEV), FileKind::Link) => {
                 let _turn = Turn::at(&new.directory, &new.name, to)?;
                 copy_link(&old, &new, &status).map_err(failed)?;
             }
             (Err(Errno::EXDEV), _) => {
                 let why = "the kernel cannot rename it across this boundary (another file system, or a lower layer of the image); run mv";
-                return Err(Error::new(
-                    Kind::CrossDevice,
-                    format!("cannot move {from} to {to}: {why}"),
-                ));
+                let text = format!("cannot move {from} to {to}: {why}");
+                return Err(Error::new(Kind::CrossDevice, text).into());
             }
-            (Err(Errno::EEXIST), _) => return Err(failed(Errno::ENOTEMPTY)),
-            (renamed, _) => return renamed.map_err(failed),
+            (Err(Errno::EEXIST), _) => return Err(failed(Errno::ENOTEMPTY).into()),
+            (renamed, _) => return Ok(renamed.map_err(failed)?),
         }
-        old.unlink().map_err(failed)
+        Ok(old.unlink().map_err(failed)?)
     }
 }
 
@@ -78,18 +82,24 @@ fn two_names_of_one(old: &NameAt, new: &NameAt, status: &FileStat) -> nix::Resul
 }
 
 /// Copies a regular file with its mode, owner and times.
-fn copy(old: &NameAt, new: NameAt, to: &FilePath) -> Result<()> {
+fn copy(
+    old: &NameAt,
+    new: NameAt,
+    to: &FilePath,
+    interrupt: &mut dyn Interrupt,
+) -> std::result::Result<(), Stopped> {
     let failed = |errno| opening_error(format_args!("cannot copy to {to}"), errno);
     let mut source = old.open(OFlag::O_RDONLY).map_err(failed)?;
     let status = fstat(&source).map_err(failed)?;
     if FileKind::of(&status) != FileKind::Regular {
         // The file was replaced after it was checked.
-        return Err(failed(Errno::EBUSY));
+        return Err(failed(Errno::EBUSY).into());
     }
     let mut upload = Upload::replacing(new, to)?;
     upload.keep_attributes(&status);
     let mut buffer = vec![0; 256 * 1024];
     loop {
+        interrupt.check()?;
         let count = source
             .read(&mut buffer)
             .map_err(|error| Error::io(format_args!("cannot copy to {to}"), &error))?;
@@ -105,7 +115,8 @@ fn copy(old: &NameAt, new: NameAt, to: &FilePath) -> Result<()> {
     let modified = TimeSpec::new(status.st_mtime, status.st_mtime_nsec);
     futimens(upload.descriptor(), &accessed, &modified).map_err(failed)?;
     let _turn = upload.turn()?;
-    upload.commit().map(drop)
+    upload.commit()?;
+    Ok(())
 }
 
 /// Makes the same link at the new name.

@@ -146,7 +146,7 @@ impl Root {
 
     /// Whether files can be given to any user: by root of a machine that is one sandbox.
     pub fn may_set_owners(&self) -> bool {
-        matches!(self.resolution, Resolution::Machine) && geteuid().is_root()
+        self.is_whole_machine() && geteuid().is_root()
     }
 
     /// Lets no thread begin to act as the owner, whose uid another sandbox gets as soon as this root is not
@@ -188,6 +188,11 @@ impl Root {
             _acting: acting,
             _counted: counted,
         })
+    }
+
+    /// Whether paths lead anywhere on the machine.
+    pub(super) fn is_whole_machine(&self) -> bool {
+        matches!(self.resolution, Resolution::Machine)
     }
 
     /// The directory that paths in a tree begin at. What is not there is outside.

@@ -7,6 +7,7 @@
 use std::ffi::CString;
 use std::fs::{self, File, Permissions};
 use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -211,6 +212,11 @@ fn list(files: &Files<'_>, at: &FilePath) -> Result<Page, Error> {
     page.map_err(failed)
 }
 
+fn rename(files: &Files<'_>, from: &str, to: &str) -> Outcome {
+    let renamed = files.rename(&path(from), &path(to), &mut Patient);
+    renamed.map_err(failed)
+}
+
 fn remove(files: &Files<'_>, at: &FilePath) -> Outcome {
     files.remove(at, true, &mut Patient).map_err(failed)
 }
@@ -251,12 +257,8 @@ const ACTS: [(&str, Act); 9] = [
         files.make_directory(&path(at), Some(0o750))
     }),
     ("delete", |files, at| remove(files, &path(at))),
-    ("move from", |files, at| {
-        files.rename(&path(at), &path("moved"))
-    }),
-    ("move to", |files, at| {
-        files.rename(&path("file"), &path(at))
-    }),
+    ("move from", |files, at| rename(files, at, "moved")),
+    ("move to", |files, at| rename(files, "file", at)),
 ];
 
 fn letter(outcome: &Outcome) -> char {
@@ -538,7 +540,7 @@ fn what_is_made_is_the_owners_with_the_mode_that_its_commands_would_give_it() {
             range.write(b"x").unwrap();
             range.commit().unwrap();
             files.make_directory(&path("a/b"), None).unwrap();
-            files.rename(&path("file"), &path("way/there")).unwrap();
+            rename(&files, "file", "way/there").unwrap();
         }
         // The thread is root again, and so are its files.
         let own = world.base.join("own");
@@ -618,12 +620,40 @@ fn a_directory_is_not_moved_into_itself_though_nobody_may_look_above_the_home() 
         let root = world.root(resolver);
         world.chmod("", 0o700);
         let files = root.files().unwrap();
-        let refused = files.rename(&path("dir"), &path("dir/new/dir")).map(drop);
+        let refused = rename(&files, "dir", "dir/new/dir");
         assert_eq!(letter(&refused), 'I', "{resolver:?}: {refused:?}");
-        files.rename(&path("dir"), &path("new/dir")).unwrap();
+        rename(&files, "dir", "new/dir").unwrap();
         drop(files);
         assert!(!world.home("new/dir/new").exists());
         assert!(world.home("new/dir/inner").exists());
+    }
+}
+
+#[test]
+fn an_upload_that_cannot_be_beside_its_target_is_in_the_home() {
+    if !is_root() {
+        return;
+    }
+    for resolver in RESOLVERS {
+        let world = World::populated();
+        world.chmod("home/dir", 0o555);
+        let root = world.root(resolver);
+        let place = fs::canonicalize(world.home("")).unwrap();
+        {
+            let files = root.files().unwrap();
+            let mut upload = files.upload(&path("dir/inner"), None, false).unwrap();
+            upload.write(b"new").unwrap();
+            let own = format!("/proc/self/fd/{}", upload.descriptor().as_raw_fd());
+            let staged = fs::read_link(own).unwrap();
+            assert!(staged.starts_with(&place), "{}", staged.display());
+            upload.commit().unwrap();
+        }
+        assert_eq!(fs::read(world.home("dir/inner")).unwrap(), b"new");
+        // Where nothing of the home takes a name, there is no place for it.
+        world.chmod("home", 0o555);
+        let files = root.files().unwrap();
+        let refused = files.upload(&path("dir/inner"), None, false).map(drop);
+        assert_eq!(refused.unwrap_err().kind(), Kind::Forbidden);
     }
 }
 
@@ -667,9 +697,7 @@ fn nobody_replaces_a_file_in_the_turn_of_another_request() {
             .map(drop)
     };
     let acts: [(&str, &(dyn Fn() -> Outcome + Sync)); 4] = [
-        ("move", &|| {
-            root.files()?.rename(&path("other"), &path("file"))
-        }),
+        ("move", &|| rename(&root.files()?, "other", "file")),
         ("unpack", &|| unpack(archive(b'0', "file", ""))),
         ("unpack a link", &|| unpack(archive(b'2', "file", "x"))),
         ("unpack a hard link", &|| {

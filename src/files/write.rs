@@ -122,7 +122,10 @@ impl Root {
             // The directory takes no new names, but the file itself may be writable.
             Err(Errno::EACCES | Errno::EPERM | Errno::EROFS) if kept.is_some() => {
                 open_existing(&target, path)?;
-                (stage_elsewhere().map_err(failed)?, Staging::Elsewhere)
+                (
+                    self.stage_elsewhere(path).map_err(failed)?,
+                    Staging::Elsewhere,
+                )
             }
             staged => staged.map_err(failed)?,
         };
@@ -135,6 +138,18 @@ impl Root {
             attributes: None,
         };
         Ok(Upload::new(path, file, mode, Some(commit)))
+    }
+
+    /// Makes an inode for an upload that will be copied to its target. Within a home it is the home's: what is anywhere else
+    /// would count for nobody, and be memory where the machine has no disk for it.
+    fn stage_elsewhere(&self, path: &FilePath) -> nix::Result<File> {
+        if self.is_whole_machine() {
+            return stage_on_machine();
+        }
+        let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+        let mode = Mode::from_bits_truncate(0o600);
+        let start = self.start(path.tree())?;
+        openat(&start, ".", flags, mode).map(File::from)
     }
 
     /// What is the same for two paths exactly if they name the same place for a file. Of a path that leads
@@ -670,8 +685,8 @@ pub(super) fn stage(directory: &OwnedFd, private: bool) -> nix::Result<(File, St
     Ok((File::from(file), Staging::Named(name)))
 }
 
-/// Makes an inode for an upload that will be copied to its target.
-fn stage_elsewhere() -> nix::Result<File> {
+/// Makes an inode on the machine for an upload that will be copied to its target.
+fn stage_on_machine() -> nix::Result<File> {
     let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_EXCL | OFlag::O_CLOEXEC;
     let mode = Mode::from_bits_truncate(0o600);
     STAGING_DIRECTORIES

@@ -99,6 +99,7 @@ impl FieldChanges {
     pub(super) fn append(&self, out: &mut Vec<u8>, fields: &Fields) {
         // In one line: nginx before 1.23 reads only the last.
         let mut varies = Vec::new();
+        let mut has_location = false;
         for (name, value) in end_to_end(fields) {
             let is = |other: &&str| other.eq_ignore_ascii_case(name);
             let mut dropped = self.dropped.iter().copied().flatten();
@@ -115,6 +116,10 @@ impl FieldChanges {
             } else if is(&"location")
                 && let Some(home) = &self.home
             {
+                // An answer has one (RFC 9110 section 10.2.2), and each would get a prefix.
+                if std::mem::replace(&mut has_location, true) {
+                    continue;
+                }
                 match home.redirect(value) {
                     Redirect::AsSent => {}
                     Redirect::To(place) => changed = Some(place),

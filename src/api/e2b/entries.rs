@@ -76,8 +76,8 @@ pub(super) fn rename(
     let to = only_path(call, workspace, fields, "destination")?;
     let missing = || E2bError::invalid("source is missing");
     let from = Paths::of(workspace).read(from.ok_or_else(missing)?.as_bytes())?;
-    let moved = workspace.move_file(&from.file, &to.file);
-    moved.map_err(|error| E2bError::from(error).unless_missing(workspace, &from.file))?;
+    let moved = workspace.move_file(&from.file, &to.file, &mut call.interrupt());
+    moved.map_err(|stopped| E2bError::from(stopped).unless_missing(workspace, &from.file))?;
     entry(workspace, &to)
 }
 

@@ -294,7 +294,7 @@ pub(super) fn make_directory(call: &mut Call<'_, '_>, workspace: &Workspace) -> 
 /// `POST files/move`.
 pub(super) fn rename(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let (from, to) = (path(&call.query, "from")?, path(&call.query, "to")?);
-    workspace.move_file(&from, &to)?;
+    workspace.move_file(&from, &to, &mut call.interrupt())?;
     Ok(Response::json(&object! { "path": to.to_string() }))
 }
 

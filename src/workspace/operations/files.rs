@@ -183,9 +183,14 @@ impl Workspace {
     /// Renames a file or directory; makes parents and replaces a file.
     ///
     /// # Errors
-    /// `NotFound`, `CrossDevice`, the target cannot be replaced, or the workspace ended meanwhile.
-    pub fn move_file(&self, from: &FilePath, to: &FilePath) -> Result<()> {
-        self.files()?.rename(from, to)?;
-        self.check_open()
+    /// `NotFound`, `CrossDevice`, the target cannot be replaced, or the workspace ended meanwhile; or it was interrupted.
+    pub fn move_file(
+        &self,
+        from: &FilePath,
+        to: &FilePath,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<(), Stopped> {
+        self.files()?.rename(from, to, &mut self.paced(interrupt))?;
+        Ok(self.check_open()?)
     }
 }

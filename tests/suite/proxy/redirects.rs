@@ -133,6 +133,36 @@ fn a_redirect_elsewhere_is_told_and_not_followed() {
     assert_eq!(reply.header("location"), None);
 }
 
+/// What is made of an answer is not longer than it by what the client asks for.
+#[test]
+fn an_answer_has_one_location_and_no_endless_prefix() {
+    let server = Server::start();
+    let answer = format!(
+        "HTTP/1.1 200 OK\r\n{}Content-Length: 0\r\n\r\n",
+        "Location: /\r\n".repeat(200)
+    );
+    let backend = Backend::answering(answer);
+    let mut client = server.connect();
+    let prefix = |count| "/x".repeat(count);
+    for (length, kept) in [(512, true), (513, false), (30_000, false)] {
+        let outer = prefix(length);
+        let headers = [("X-Forwarded-Prefix", &*outer)];
+        let reply = client.request("GET", &backend.path("/"), &headers, b"");
+        let own = format!("/v1/proxy/{}/", backend.port);
+        let expected = if kept { outer + &own } else { own };
+        let locations = reply
+            .headers
+            .iter()
+            .filter(|(name, _)| name.eq_ignore_ascii_case("location"));
+        assert_eq!(
+            locations
+                .map(|(_, value)| value.clone())
+                .collect::<Vec<_>>(),
+            [expected]
+        );
+    }
+}
+
 /// What such redirects once did: a client with the host's token deleted another sandbox.
 #[test]
 fn a_sandbox_has_the_operator_do_nothing_to_another() {

@@ -258,6 +258,11 @@ function makeCell({ path, signal, kept, remember, refresh, inTurn, next, remove 
   return cell;
 }
 
+/** How many characters one form of a result is made from: the code that made it chooses what its members are called. */
+function sizeOf(form) {
+  return typeof form === "string" ? form.length : (JSON.stringify(form) ?? "").length;
+}
+
 /** Shows events in the `output` of a cell; null clears it. */
 function shower(output, path, cell) {
   let clears = false;
@@ -297,7 +302,7 @@ function shower(output, path, cell) {
         const { data = {}, display_id: id } = event;
         const known = event.update && displays.get(id);
         const part = known || h("div", { "data-id": id });
-        const size = Object.values(data).reduce((sum, form) => sum + (form?.length ?? 0), 0);
+        const size = Object.values(data).reduce((sum, form) => sum + sizeOf(form), 0);
         part.replaceChildren(richest(data));
         if (known) resize(part, size);
         else add(part, size);
