@@ -528,11 +528,23 @@ impl Context {
         if !state.running.as_ref().is_some_and(is_this) {
             return false;
         }
-        state.orders.push(Request::Interrupt {
-            execution: Arc::clone(execution),
-            cause,
-            kill_after,
+        // The driver may be held up, and clients come and go meanwhile: one order says what all of them want.
+        let waiting = state.orders.iter_mut().find_map(|order| match order {
+            Request::Interrupt {
+                execution,
+                kill_after,
+                ..
+            } if is_this(execution) => Some(kill_after),
+            _ => None,
         });
+        match waiting {
+            Some(earliest) => *earliest = [*earliest, kill_after].into_iter().flatten().min(),
+            None => state.orders.push(Request::Interrupt {
+                execution: Arc::clone(execution),
+                cause,
+                kill_after,
+            }),
+        }
         drop(state);
         self.notifier.notify();
         true
@@ -641,7 +653,7 @@ impl Context {
         let is_first = !mem::replace(&mut state.is_deleted, true);
         state.phase = Phase::Dead("it was deleted".to_owned(), None);
         let queued = mem::take(&mut state.queue);
-        if state.has_driver {
+        if state.has_driver && is_first {
             state.orders.push(Request::Delete);
         }
         drop(state);

@@ -432,7 +432,8 @@ fn no_context(id: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::interpreter::context::Phase;
+    use crate::interpreter::context::{Phase, Request};
+    use crate::interpreter::execution::ExecutionSpec;
     use crate::limits::ledger::Budget;
     use crate::process::registry::{OpenCounts, Shared};
 
@@ -517,5 +518,32 @@ mod tests {
         assert!(answer(8000).is_err());
         context.state_guard().orders.clear();
         answer(8000).unwrap();
+    }
+
+    /// The driver is held up, by a program that has its pipe.
+    #[test]
+    fn interrupts_of_an_execution_are_one_order() {
+        let contexts = contexts(64 * 1024);
+        let spec = ContextSpec::default();
+        let Ok(context) = contexts.create(Language::Bash, spec, &mut Stays) else {
+            panic!("no context");
+        };
+        let ask = || {
+            let spec = ExecutionSpec {
+                id: Some("same".to_owned()),
+                ..ExecutionSpec::new("sleep 1000".to_owned())
+            };
+            context.execute(spec).unwrap()
+        };
+        let first = ask();
+        let running = context.state_guard().queue.pop_front();
+        context.state_guard().running = running;
+        drop(first);
+        for _ in 0..50 {
+            // A client that goes at once.
+            drop(ask());
+        }
+        let orders = &context.state_guard().orders;
+        assert!(matches!(orders[..], [Request::Interrupt { .. }]));
     }
 }
