@@ -26,7 +26,7 @@ use super::beneath::Resolver;
 use super::condition::Patient;
 use super::name::FilePath;
 use super::{FileKind, Files, Overwrite, Page, Root, Unpacking, make_home, remove_home};
-use crate::client::Stopped;
+use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind};
 use crate::sys::{self, User, exchange_names, hide_system_call};
 
@@ -655,6 +655,40 @@ fn an_upload_that_cannot_be_beside_its_target_is_in_the_home() {
         let refused = files.upload(&path("dir/inner"), None, false).map(drop);
         assert_eq!(refused.unwrap_err().kind(), Kind::Forbidden);
     }
+}
+
+/// A client that goes after so many looks.
+struct Goes(usize);
+
+impl Interrupt for Goes {
+    fn check(&mut self) -> Result<(), Stopped> {
+        self.0 = self.0.checked_sub(1).ok_or(Stopped::Disconnected)?;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_move_to_another_file_system_ends_with_its_client() {
+    let world = World::empty();
+    let memory = PathBuf::from(format!("/dev/shm/sbx-move-{}", std::process::id()));
+    fs::write(&memory, vec![1; 1 << 20]).unwrap();
+    let is_other =
+        fs::metadata("/dev/shm").unwrap().dev() != fs::metadata(&world.base).unwrap().dev();
+    let target = world.base.join("moved");
+    let root = Root::machine(&world.base).unwrap();
+    let way = |path: &PathBuf| FilePath::new(path.as_os_str().as_bytes()).unwrap();
+    let moved = root
+        .files()
+        .unwrap()
+        .rename(&way(&memory), &way(&target), &mut Goes(2));
+    assert_eq!(
+        matches!(moved, Err(Stopped::Disconnected)),
+        is_other,
+        "{moved:?}"
+    );
+    assert_eq!(memory.exists(), is_other);
+    assert_eq!(target.exists(), !is_other);
+    let _ = fs::remove_file(memory);
 }
 
 /// An archive of one member.
