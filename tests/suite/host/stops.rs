@@ -238,6 +238,7 @@ fn all_that_a_stop_kills_was_killed_by_this_server() {
 }
 
 #[test]
+#[cfg(feature = "console")]
 fn a_ticket_leads_to_its_sandbox_through_stops() {
     needs_root!();
     let server = Server::host().start();
