@@ -109,9 +109,13 @@ impl Context {
         let given = match holder {
             Holder::Operator => slot.give_to_operator(&machine.operator),
             // A token is valid longer than its sandbox.
-            Holder::Sandbox(id) => machine
-                .ledger_of(id)
-                .map_or(Ok(()), |ledger| slot.give_to_tenant(&ledger)),
+            Holder::Sandbox(id) => {
+                let ledger = machine.ledger_of(id);
+                match ledger.map_or(Ok(()), |ledger| slot.give_to_tenant(&ledger)) {
+                    Err(error) if error.kind() == Kind::NotFound => Ok(()),
+                    given => given,
+                }
+            }
         };
         request.closes = given.is_err();
         request.ledger = Arc::clone(request.slot.ledger());
@@ -225,6 +229,12 @@ pub(super) fn enter_by_ticket(
         return Ok(None);
     }
     let given = request.slot.give_to_tenant(owner);
+    if given
+        .as_ref()
+        .is_err_and(|error| error.kind() == Kind::NotFound)
+    {
+        return Ok(None);
+    }
     request.closes = given.is_err();
     request.ledger = Arc::clone(request.slot.ledger());
     given?;

@@ -74,6 +74,7 @@ pub(super) fn open(
                 Protocol::Socks => socks::ask(&mut timed, upstream, host, port),
             };
             handshake.map_err(|error| ConnectError::Upstream(error.to_string()))?;
+            check_runs(exits)?;
             let _ = socket.set_read_timeout(None);
             Ok(socket)
         }
@@ -120,9 +121,7 @@ fn route<'g>(
 ) -> Result<Route<'g>, ConnectError> {
     let filter = listener.filter();
     // Another sandbox may have been given the connection that this was asked on.
-    if exits.is_closed() {
-        return Err(ConnectError::Refused(Verdict::refused(NOTHING_RUNS)));
-    }
+    check_runs(exits)?;
     let note = |verdict: Verdict| {
         exits.note(&host.to_string(), port, &verdict);
         if verdict.is_allowed {
@@ -229,6 +228,14 @@ pub(super) fn look_up(name: &str) -> io::Result<Vec<Address>> {
     Ok(addresses)
 }
 
+/// Checks that something of the sandbox may still run: it can have stopped, and even be deleted, while somebody waited.
+fn check_runs(exits: &Exits) -> Result<(), ConnectError> {
+    if exits.is_closed() {
+        return Err(ConnectError::Refused(Verdict::refused(NOTHING_RUNS)));
+    }
+    Ok(())
+}
+
 /// As [`look_up`]. The query is sent as the user of the commands.
 fn look_up_as_user(exits: &Exits, name: &str) -> io::Result<Vec<Address>> {
     let _acting = exits.act()?;
@@ -243,12 +250,14 @@ fn connect_to_any(
 ) -> Result<TcpStream, ConnectError> {
     let mut failure = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in addresses {
+        check_runs(exits)?;
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(ConnectError::Unreachable(io::ErrorKind::TimedOut.into()));
         }
         match connect(exits, address, left.min(ADDRESS_LIMIT)) {
             Ok(socket) => {
+                check_runs(exits)?;
                 let _ = socket.set_nodelay(true);
                 return Ok(socket);
             }

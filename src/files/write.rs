@@ -140,16 +140,17 @@ impl Root {
         Ok(Upload::new(path, file, mode, Some(commit)))
     }
 
-    /// Makes an inode for an upload that will be copied to its target. Within a home it is the home's: what is anywhere else
-    /// would count for nobody, and be memory where the machine has no disk for it.
+    /// Makes an inode for an upload that will be copied to its target. Within a sandbox it is the sandbox's: what is anywhere
+    /// else would count for nobody, and be memory where the machine has no disk for it.
     fn stage_elsewhere(&self, path: &FilePath) -> nix::Result<File> {
         if self.is_whole_machine() {
             return stage_on_machine();
         }
-        let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_EXCL | OFlag::O_CLOEXEC;
-        let mode = Mode::from_bits_truncate(0o600);
         let start = self.start(path.tree())?;
-        openat(&start, ".", flags, mode).map(File::from)
+        let (file, mut staging) = stage(&start, true)?;
+        // It needs no name: it is copied.
+        staging.remove(&start);
+        Ok(file)
     }
 
     /// What is the same for two paths exactly if they name the same place for a file. Of a path that leads

@@ -557,7 +557,7 @@ mod tests {
         assert!(sandbox.home.join("file").exists());
         // As if it had not been made by this server.
         host.table().sandboxes.clear();
-        unfinished.finish(host, &[]);
+        unfinished.finish(host, Vec::new());
         let is_given = |_| {
             thread::sleep(Duration::from_millis(1));
             !host.table().reserve(1).unwrap().0.is_empty()

@@ -251,7 +251,7 @@ impl Host {
         let found = std::mem::take(&mut *lock(&self.found));
         self.adopt(found.records, found.last_run)?;
         let (unfinished, taken) = std::mem::take(&mut *lock(&self.unfinished));
-        unfinished.finish(self, &taken);
+        unfinished.finish(self, taken);
         Ok(())
     }
 

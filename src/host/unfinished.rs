@@ -59,22 +59,13 @@ impl Unfinished {
 
     /// Removes the rest on a thread of its own. Sandboxes get the uids of the range then that had no other reason to be
     /// `taken`.
-    pub(super) fn finish(mut self, host: &Arc<Host>, taken: &[u32]) {
+    pub(super) fn finish(self, host: &Arc<Host>, taken: Vec<u32>) {
         if self.0.is_empty() {
             return;
         }
-        // The last home with a uid frees it.
-        for at in 0..self.0.len() {
-            let (before, after) = self.0.split_at_mut(at + 1);
-            if let Some((_, uid)) = before.last_mut() {
-                let is_free = |uid: &u32| host.users.contains(uid) && !taken.contains(uid);
-                let is_last = |uid: &u32| after.iter().all(|(_, other)| *other != Some(*uid));
-                *uid = uid.filter(is_free).filter(is_last);
-            }
-        }
         let count = self.0.len();
         let own = Arc::clone(host);
-        let started = Thread::new("removals").start(move || self.remove_all(&own));
+        let started = Thread::new("removals").start(move || self.remove_all(&own, &taken));
         match started {
             Ok(_) => logging::info(format_args!(
                 "{count} deletions of an earlier server go on while this one serves"
@@ -85,13 +76,20 @@ impl Unfinished {
         }
     }
 
-    fn remove_all(self, host: &Host) {
+    fn remove_all(self, host: &Host, taken: &[u32]) {
+        let (mut free, mut kept) = (Vec::new(), taken.to_vec());
         for (id, uid) in self.0 {
             let records = host.records.as_deref();
-            if is_removed(&id, remove(&host.homes, records, &id, None))
-                && let Some(uid) = uid
-            {
-                host.table().give(uid);
+            if is_removed(&id, remove(&host.homes, records, &id, None)) {
+                free.extend(uid);
+            } else {
+                kept.extend(uid);
+            }
+        }
+        // Homes of one uid may come from servers of different times.
+        for (at, uid) in free.iter().enumerate() {
+            if host.users.contains(uid) && !kept.contains(uid) && !free[..at].contains(uid) {
+                host.table().give(*uid);
             }
         }
     }

@@ -341,8 +341,8 @@ impl ConnectionSlot {
     /// Gives the connection to the tenant that has this ledger.
     ///
     /// # Errors
-    /// `OverLimit` if the tenant has its share, tenants have all of theirs, or the connection was closed. Its owner
-    /// stays.
+    /// `OverLimit` if the tenant has its share, tenants have all of theirs, or the connection was closed; `NotFound` if the
+    /// tenant is gone. Its owner stays.
     pub fn give_to_tenant(&mut self, ledger: &Arc<Ledger>) -> Result<(), Error> {
         if matches!(&self.owner, Owner::Tenant(own) if Arc::ptr_eq(own, ledger)) {
             return Ok(());
@@ -389,7 +389,7 @@ impl ConnectionSlot {
         if let Owner::Tenant(ledger) = &owner
             && !ledger.connections.add(self.number, &self.socket)
         {
-            return Err(Error::new(Kind::OverLimit, "the sandbox is gone"));
+            return Err(Error::new(Kind::NotFound, "the sandbox is gone"));
         }
         if !self.leave(&mut table) {
             if let Owner::Tenant(ledger) = &owner {

@@ -142,12 +142,19 @@ impl Ports {
         let connection = Arc::new(self.connect_new(port)?);
         let mut connections = lock(&self.connections);
         // Who listens may be another sandbox by now, which was given the socket.
-        let connections = connections
-            .as_mut()
-            .ok_or_else(|| Error::new(Kind::Stopped, "the sandbox has stopped"))?;
+        let connections = connections.as_mut().ok_or_else(|| self.over())?;
         connections.retain(|known| known.strong_count() > 0);
         connections.push(Arc::downgrade(&connection));
         Ok(connection)
+    }
+
+    /// The error of a workspace in which nothing runs any more.
+    fn over(&self) -> Error {
+        if self.is_closed.load(Ordering::Relaxed) {
+            Error::deleted()
+        } else {
+            Error::new(Kind::Stopped, "the sandbox has stopped")
+        }
     }
 
     /// Ends all connections: nothing runs in the workspace any more, and who has the other ends was given them.
