@@ -28,7 +28,7 @@ mod resolver;
 mod sockets;
 mod socks;
 
-use std::net::{Shutdown, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -36,6 +36,7 @@ use std::sync::{Arc, Weak};
 use crate::error::{Error, Kind, Result};
 use crate::http::slots::ConnectionSlots;
 use crate::limits::ledger::Ledger;
+use crate::limits::together::Connections;
 use crate::spec::network::{Address, Filter};
 use crate::sys::{self, ActingAs, CallListener, User};
 use crate::threads::lock::{Mutex, lock};
@@ -114,8 +115,10 @@ pub struct Exits {
     /// Who connects to the egress listeners; `None` for the server's own user.
     user: Option<User>,
     log: VerdictLog,
-    /// Guards which egress listeners and connections there are, and whether the thread runs.
+    /// Guards which egress listeners there are and whether the thread runs.
     state: Mutex<ExitsState>,
+    /// Those of commands.
+    connections: Connections<TcpStream>,
 }
 
 #[derive(Default)]
@@ -126,8 +129,6 @@ struct ExitsState {
     worker: Option<Worker>,
     /// Whether the thread serves the sandbox's own network.
     serves_inside: bool,
-    /// Those of commands.
-    connections: Vec<Weak<TcpStream>>,
     is_closed: bool,
 }
 
@@ -141,6 +142,7 @@ impl Exits {
             user,
             log: VerdictLog::default(),
             state: Mutex::default(),
+            connections: Connections::new(),
         })
     }
 
@@ -254,11 +256,8 @@ impl Exits {
         if let Some(worker) = &state.worker {
             worker.close();
         }
-        let connections = std::mem::take(&mut state.connections);
         drop(state);
-        for connection in connections.iter().filter_map(Weak::upgrade) {
-            let _ = connection.shutdown(Shutdown::Both);
-        }
+        self.connections.end();
     }
 
     /// Acts as the user of the commands while the value lives: what is made then is that user's.
@@ -268,15 +267,6 @@ impl Exits {
 
     fn is_closed(&self) -> bool {
         lock(&self.state).is_closed
-    }
-
-    /// Notes a connection of a command. False if nothing runs any more.
-    fn note_connection(&self, connection: &Arc<TcpStream>) -> bool {
-        let mut state = lock(&self.state);
-        let connections = &mut state.connections;
-        connections.retain(|known| known.strong_count() > 0);
-        connections.push(Arc::downgrade(connection));
-        !state.is_closed
     }
 
     /// What was allowed and refused.

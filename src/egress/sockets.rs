@@ -563,7 +563,7 @@ fn accept(exits: &Exits, listener: Arc<EgressListener>) -> Option<Connection> {
         return None;
     }
     // If the workspace ends now, either its end closes this connection, or this check sees that it has ended.
-    if !exits.note_connection(&socket) {
+    if !exits.connections.add(&socket) {
         return None;
     }
     let Some(room) = Room::take(ROOM_BYTES) else {

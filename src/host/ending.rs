@@ -386,9 +386,14 @@ mod tests {
     }
 
     impl Small {
-        /// A host for `count` sandboxes. No other test, of this run or another, has its users.
-        fn new(count: u32) -> Self {
+        /// A host for `count` sandboxes. No other test, of this run or another, has its users. `None` if only root can
+        /// make one, and this is somebody else.
+        fn new(count: u32) -> Option<Self> {
             static TAKEN: AtomicU32 = AtomicU32::new(0);
+            if !nix::unistd::geteuid().is_root() {
+                assert!(std::env::var_os("CI").is_none(), "needs root");
+                return None;
+            }
             let own = 64_100 + std::process::id() % 60 * 16;
             let uid = own + TAKEN.fetch_add(count, Ordering::Relaxed);
             let users = uid..=uid + count - 1;
@@ -421,7 +426,7 @@ mod tests {
                 contexts,
             )
             .unwrap();
-            Self { host, homes }
+            Some(Self { host, homes })
         }
 
         fn create(&self) -> Option<Arc<Sandbox>> {
@@ -439,11 +444,9 @@ mod tests {
     /// The client gets its answer meanwhile, and no other sandbox gets the user or the slot.
     #[test]
     fn a_home_that_is_not_gone_in_time_keeps_its_place_and_its_user_until_it_is() {
-        if !nix::unistd::geteuid().is_root() {
-            assert!(std::env::var_os("CI").is_none(), "needs root");
+        let Some(small) = Small::new(1) else {
             return;
-        }
-        let small = Small::new(1);
+        };
         let host = &small.host;
         let sandbox = small.create().unwrap();
         std::fs::write(sandbox.home.join("file"), "x").unwrap();
@@ -485,11 +488,9 @@ mod tests {
     /// Requests wait for the end of a deletion. Their connections have an owner meanwhile.
     #[test]
     fn a_sandbox_holds_what_waits_for_its_end() {
-        if !nix::unistd::geteuid().is_root() {
-            assert!(std::env::var_os("CI").is_none(), "needs root");
+        let Some(small) = Small::new(1) else {
             return;
-        }
-        let small = Small::new(1);
+        };
         let host = &small.host;
         let sandbox = small.create().unwrap();
         let own = Arc::clone(&sandbox.workspace.ledger);
@@ -511,11 +512,9 @@ mod tests {
     /// A tenant that asks for one change after another keeps neither the operator nor a rule from its sandbox.
     #[test]
     fn a_tenants_change_comes_after_all_who_wait() {
-        if !nix::unistd::geteuid().is_root() {
-            assert!(std::env::var_os("CI").is_none(), "needs root");
+        let Some(small) = Small::new(1) else {
             return;
-        }
-        let small = Small::new(1);
+        };
         let host = &small.host;
         let id = small.create().unwrap().id.clone();
         let begin = |yields| host.begin_change(&id, yields, &|_| Ok(true)).unwrap();
@@ -542,11 +541,9 @@ mod tests {
     /// A start does not wait for homes that take long.
     #[test]
     fn what_a_start_has_no_time_to_remove_keeps_its_user_until_it_is_gone() {
-        if !nix::unistd::geteuid().is_root() {
-            assert!(std::env::var_os("CI").is_none(), "needs root");
+        let Some(small) = Small::new(1) else {
             return;
-        }
-        let small = Small::new(1);
+        };
         let host = &small.host;
         let sandbox = small.create().unwrap();
         std::fs::write(sandbox.home.join("file"), "x").unwrap();
@@ -574,11 +571,9 @@ mod tests {
     /// Removing the home of one may take longer than the deletion of all.
     #[test]
     fn all_are_killed_before_anything_of_one_is_removed() {
-        if !nix::unistd::geteuid().is_root() {
-            assert!(std::env::var_os("CI").is_none(), "needs root");
+        let Some(small) = Small::new(2) else {
             return;
-        }
-        let small = Small::new(2);
+        };
         let (all, _) = small.host.create(2, &SandboxSpec::default()).unwrap();
         let mut command = std::process::Command::new("/bin/sleep");
         let mut sleeper = command.arg("60").uid(all[1].user.uid).spawn().unwrap();

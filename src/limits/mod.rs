@@ -3,4 +3,5 @@
 pub mod activity;
 pub mod ledger;
 pub mod memory;
+pub mod together;
 pub mod work_clock;

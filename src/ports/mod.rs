@@ -8,18 +8,17 @@ mod home;
 mod machine;
 mod port;
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-
-use nix::sys::socket::{Shutdown, shutdown};
 
 use crate::client::{Client, Disconnected, KeepAlive};
 use crate::confine::Namespaces;
 use crate::error::{Error, Kind, Result};
+use crate::limits::together::Connections;
 use crate::sys::User;
-use crate::threads::lock::{CountedPlace, Mutex, lock};
+use crate::threads::lock::CountedPlace;
 use port::unreachable;
 
 pub use port::{Listener, Port};
@@ -42,8 +41,8 @@ pub struct Ports {
     backend: Backend,
     is_closed: AtomicBool,
     waits: Arc<AtomicUsize>,
-    /// Those to servers inside, until nothing runs any more; guards the list alone.
-    connections: Mutex<Option<Vec<Weak<OwnedFd>>>>,
+    /// Those to servers inside.
+    connections: Connections<OwnedFd>,
 }
 
 enum Backend {
@@ -103,7 +102,7 @@ impl Ports {
             backend,
             is_closed: AtomicBool::new(false),
             waits: Arc::default(),
-            connections: Mutex::new(Some(Vec::new())),
+            connections: Connections::new(),
         })
     }
 
@@ -140,12 +139,12 @@ impl Ports {
     /// memory left.
     pub fn connect(&self, port: &Port) -> Result<Arc<OwnedFd>> {
         let connection = Arc::new(self.connect_new(port)?);
-        let mut connections = lock(&self.connections);
         // Who listens may be another sandbox by now, which was given the socket.
-        let connections = connections.as_mut().ok_or_else(|| self.over())?;
-        connections.retain(|known| known.strong_count() > 0);
-        connections.push(Arc::downgrade(&connection));
-        Ok(connection)
+        if self.connections.add(&connection) {
+            Ok(connection)
+        } else {
+            Err(self.over())
+        }
     }
 
     /// The error of a workspace in which nothing runs any more.
@@ -159,10 +158,7 @@ impl Ports {
 
     /// Ends all connections: nothing runs in the workspace any more, and who has the other ends was given them.
     pub fn end_connections(&self) {
-        let connections = lock(&self.connections).take();
-        for connection in connections.iter().flatten().filter_map(Weak::upgrade) {
-            let _ = shutdown(connection.as_raw_fd(), Shutdown::Both);
-        }
+        self.connections.end();
     }
 
     fn connect_new(&self, port: &Port) -> Result<OwnedFd> {
