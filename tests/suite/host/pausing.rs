@@ -569,7 +569,8 @@ vfork()
     sandbox.delete();
 }
 
-/// A process that has itself sent SIGCONT by a timer, and whatever else it can reach.
+/// A process that has itself sent SIGCONT by timers, and whatever else it can reach. There is a timer for each time: a SIGSTOP
+/// takes back a SIGCONT that was not delivered yet, and an interval timer whose signal is taken back never fires again.
 const WAKER: &str = r#"
 import ctypes, os, signal
 class Event(ctypes.Structure):
@@ -577,12 +578,13 @@ class Event(ctypes.Structure):
 class Times(ctypes.Structure):
     _fields_ = [("interval", ctypes.c_long * 2), ("value", ctypes.c_long * 2)]
 libc = ctypes.CDLL(None)
-timer = ctypes.c_void_p()
-event = Event(signo=signal.SIGCONT, notify=0)
-assert libc.timer_create(1, ctypes.byref(event), ctypes.byref(timer)) == 0
-every = (ctypes.c_long * 2)(0, 300_000_000)
-assert libc.timer_settime(timer, 0, ctypes.byref(Times(interval=every, value=every)), None) == 0
 signal.signal(signal.SIGCONT, lambda *_: os.kill(-1, signal.SIGCONT))
+for tenths in range(1, 250):
+    timer = ctypes.c_void_p()
+    event = Event(signo=signal.SIGCONT, notify=0)
+    assert libc.timer_create(1, ctypes.byref(event), ctypes.byref(timer)) == 0
+    once = (ctypes.c_long * 2)(tenths // 10, tenths % 10 * 100_000_000)
+    assert libc.timer_settime(timer, 0, ctypes.byref(Times(value=once)), None) == 0
 open("ready", "w").close()
 while True:
     pass
@@ -610,7 +612,7 @@ fn what_lets_itself_go_on_does_not_run_while_it_is_paused() {
         );
         let waker = sandbox.spawn(&json!({"cmd": "exec python3 waker.py"}));
         let other = sandbox.spawn(&json!({"cmd": "while :; do :; done"}));
-        wait_until("it has its timer", PATIENCE, || {
+        wait_until("it has its timers", PATIENCE, || {
             sandbox.home.join("ready").exists()
         });
         pause(&sandbox);
