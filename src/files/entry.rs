@@ -1,9 +1,10 @@
 //! What the kernel tells about a file: its kind, its attributes, its identity.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use nix::fcntl::{AtFlags, OFlag, readlinkat};
-use nix::sys::stat::{FileStat, fstat, fstatat};
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, open, readlinkat};
+use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
 
 /// Flags that open a directory to resolve names in it. Reading its entries needs another descriptor.
 pub(super) const DIRECTORY: OFlag = OFlag::O_PATH
@@ -164,6 +165,23 @@ impl Identity {
     pub(super) fn bytes(self) -> [u8; 16] {
         (u128::from(self.0) << 64 | u128::from(self.1)).to_ne_bytes()
     }
+}
+
+/// Opens a file that has been found (`O_PATH | O_NOFOLLOW`), unless that is a link or a pipe. Opening a pipe takes its lock,
+/// whatever the flags, and splice(2) keeps it for as long as whoever has the pipe open likes.
+///
+/// # Errors
+/// As open(2): `ELOOP` for a link, `ENXIO` for a pipe.
+pub(super) fn open_found(found: &OwnedFd, flags: OFlag) -> nix::Result<OwnedFd> {
+    match FileKind::of(&fstat(found)?) {
+        FileKind::Link => return Err(Errno::ELOOP),
+        FileKind::Pipe => return Err(Errno::ENXIO),
+        _ => {}
+    }
+    // The name here is a link to the file.
+    let flags = flags.difference(OFlag::O_NOFOLLOW) | OFlag::O_CLOEXEC;
+    let name = format!("/proc/self/fd/{}", found.as_raw_fd());
+    open(&*name, flags, Mode::empty())
 }
 
 /// The content of the symbolic link `name` in `directory`; of the link that is open itself if `name`

@@ -29,6 +29,7 @@ mod root;
 pub mod search;
 mod skip;
 mod splice_pipe;
+mod temporary;
 #[cfg(test)]
 mod tests;
 pub mod text;

@@ -12,7 +12,13 @@ use nix::fcntl::{AtFlags, OFlag, openat, renameat};
 use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstatat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-use super::entry::{Identity, link_target};
+use super::entry::{Identity, link_target, open_found};
+
+/// With these flags open(2) follows no link, and does not wait for the other end of a pipe.
+const CAREFUL: OFlag = OFlag::O_NOFOLLOW
+    .union(OFlag::O_NONBLOCK)
+    .union(OFlag::O_NOCTTY)
+    .union(OFlag::O_CLOEXEC);
 
 /// A directory and one name in it, which need not exist.
 pub(super) struct NameAt {
@@ -48,11 +54,24 @@ impl NameAt {
         }
     }
 
-    /// Opens the file without blocking: opening a pipe could wait for its other end.
+    /// Opens the file, which waits for nobody. No pipe is opened (`ENXIO`).
     pub(super) fn open(&self, flags: OFlag) -> nix::Result<File> {
-        let careful = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+        let find = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let found = openat(&self.directory, &self.name[..], find, Mode::empty())?;
+        open_found(&found, flags | CAREFUL).map(File::from)
+    }
+
+    /// Makes the file, and opens it for writing.
+    pub(super) fn make(&self) -> nix::Result<File> {
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL;
         let mode = Mode::from_bits_truncate(0o666);
-        openat(&self.directory, &self.name[..], flags | careful, mode).map(File::from)
+        openat(&self.directory, &self.name[..], flags | CAREFUL, mode).map(File::from)
+    }
+
+    /// Opens the file for writing; a pipe too, if a process reads it. That can take as long as whoever has the pipe open likes.
+    pub(super) fn open_even_pipe(&self) -> nix::Result<File> {
+        let flags = OFlag::O_WRONLY | CAREFUL;
+        openat(&self.directory, &self.name[..], flags, Mode::empty()).map(File::from)
     }
 
     pub(super) fn set_mode(&self, mode: u32) -> nix::Result<()> {

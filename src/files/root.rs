@@ -18,12 +18,12 @@ use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstat, fstatat, mk
 use nix::unistd::geteuid;
 
 use super::beneath::Resolver;
-use super::entry::{DIRECTORY, Identity};
+use super::entry::{DIRECTORY, Identity, open_found};
 use super::name::{FilePath, Tree, split};
 use super::name_at::NameAt;
+use super::temporary::Temporary;
 use crate::error::{Error, Kind, Result};
 use crate::sys::{ActingAs, User};
-use crate::threads::lock::{Mutex, lock};
 
 /// Links that are followed at the end of a path, as in the kernel (`path_resolution(7)`).
 const MAX_LINKS: usize = 40;
@@ -34,8 +34,8 @@ const CLOSED: usize = 1 << (usize::BITS - 1);
 /// The directory that the paths of a workspace begin at.
 pub struct Root {
     directory: Arc<OwnedFd>,
-    /// Where [`Tree::Temporary`] begins, while there is such a tree. The lock guards the value alone.
-    temporary: Mutex<Option<Arc<OwnedFd>>>,
+    /// [`Tree::Temporary`].
+    temporary: Temporary,
     resolution: Resolution,
     /// Whether a write to a link goes to its target; otherwise it is refused.
     follows_last_link: bool,
@@ -104,7 +104,7 @@ impl Root {
         })?;
         Ok(Self {
             directory: Arc::new(directory_fd),
-            temporary: Mutex::default(),
+            temporary: Temporary::default(),
             resolution: Resolution::Machine,
             follows_last_link: true,
             sizes_links_by_target: true,
@@ -126,7 +126,7 @@ impl Root {
     ) -> Self {
         Self {
             directory: directory.into(),
-            temporary: Mutex::default(),
+            temporary: Temporary::default(),
             resolution: Resolution::Beneath { resolver, owner },
             follows_last_link: false,
             sizes_links_by_target: false,
@@ -136,12 +136,17 @@ impl Root {
 
     /// From here on there is a tree of temporary files, which begins at a directory on a file system of its own; or none.
     pub fn set_temporary(&self, temporary: Option<OwnedFd>) {
-        *lock(&self.temporary) = temporary.map(Arc::new);
+        self.temporary.set(temporary);
     }
 
     /// Whether there is such a tree.
     pub fn has_temporary(&self) -> bool {
-        lock(&self.temporary).is_some()
+        self.temporary.start().is_some()
+    }
+
+    /// How many of the trees of temporary files before this one a request, or a process of another sandbox, still keeps.
+    pub fn kept_temporaries(&self) -> usize {
+        self.temporary.count_kept()
     }
 
     /// Whether files can be given to any user: by root of a machine that is one sandbox.
@@ -199,7 +204,7 @@ impl Root {
     pub(super) fn start(&self, tree: Tree) -> nix::Result<Arc<OwnedFd>> {
         match tree {
             Tree::Main => Ok(Arc::clone(&self.directory)),
-            Tree::Temporary => lock(&self.temporary).clone().ok_or(Errno::EXDEV),
+            Tree::Temporary => self.temporary.start().ok_or(Errno::EXDEV),
         }
     }
 
@@ -248,7 +253,7 @@ impl Root {
         self.resolve_in(self.start(path.tree())?, path.bytes(), flags)
     }
 
-    /// Opens a path that begins at a directory which was opened beneath this root.
+    /// Opens a path that begins at a directory which was opened beneath this root. In a sandbox no pipe is opened.
     pub(super) fn resolve_in(
         &self,
         directory: impl AsFd,
@@ -260,7 +265,16 @@ impl Root {
                 let flags = flags | OFlag::O_CLOEXEC;
                 openat(directory, path, flags, Mode::empty())
             }
-            Resolution::Beneath { resolver, .. } => resolver.open(directory, path, flags),
+            Resolution::Beneath { resolver, .. }
+                if flags.intersects(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CREAT) =>
+            {
+                resolver.open(directory, path, flags)
+            }
+            Resolution::Beneath { resolver, .. } => {
+                let find = OFlag::O_PATH | OFlag::O_NOFOLLOW;
+                let found = resolver.open(directory, path, find)?;
+                open_found(&found, flags)
+            }
         }
     }
 

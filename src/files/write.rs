@@ -111,6 +111,16 @@ impl Root {
             match FileKind::of(existing) {
                 FileKind::Directory => return Err(is_directory(path)),
                 FileKind::Regular => kept = Some(attributes(existing)),
+                FileKind::Pipe if !self.is_whole_machine() => {
+                    let text = format!(
+                        "cannot write {path}: it is a named pipe, which could block without end; use a command"
+                    );
+                    return Err(Error::new(Kind::NotRegular, text));
+                }
+                FileKind::Pipe => {
+                    let file = opened_existing(target.open_even_pipe(), path)?;
+                    return Ok(Upload::new(path, file, mode, None));
+                }
                 _ => {
                     let file = open_existing(&target, path)?;
                     return Ok(Upload::new(path, file, mode, None));
@@ -189,7 +199,7 @@ impl Root {
             // No O_CREAT for an existing file: in a sticky directory the kernel refuses it for another
             // user's file, even if that is writable (proc(5), protected_regular).
             let opened = match existing {
-                None => target.open(OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL),
+                None => target.make(),
                 Some(status) => match target.open(OFlag::O_WRONLY) {
                     Err(Errno::EACCES) if mode.is_some() => open_protected(&target, &status),
                     opened => opened,
@@ -453,10 +463,7 @@ impl Commit {
                 Err(Errno::EEXIST) if !self.is_exclusive => {}
                 // The file system has no hard links. Only one of several makes the name.
                 Err(Errno::EPERM | Errno::EOPNOTSUPP | Errno::ENOSYS) if self.is_exclusive => {
-                    drop(
-                        self.target
-                            .open(OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL)?,
-                    );
+                    drop(self.target.make()?);
                 }
                 Err(Errno::EPERM | Errno::EOPNOTSUPP | Errno::ENOSYS) => {}
                 other => return other,
@@ -642,7 +649,11 @@ fn check_offsets(status: &FileStat, path: &FilePath) -> Result<()> {
 
 /// Opens a file that is written in place.
 fn open_existing(target: &NameAt, path: &FilePath) -> Result<File> {
-    target.open(OFlag::O_WRONLY).map_err(|errno| match errno {
+    opened_existing(target.open(OFlag::O_WRONLY), path)
+}
+
+fn opened_existing(opened: nix::Result<File>, path: &FilePath) -> Result<File> {
+    opened.map_err(|errno| match errno {
         Errno::ENXIO => Error::new(
             Kind::NotRegular,
             format!("cannot write {path}: it is a socket, or a pipe that no process reads"),

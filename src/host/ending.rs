@@ -70,13 +70,13 @@ impl Host {
         let deadline = Instant::now() + ANSWER_LIMIT;
         let mut table = self.table();
         if table.changing.contains(id) {
-            table.doomed.insert(id.to_owned());
+            table.doomed.add(id);
             let left = deadline.saturating_duration_since(Instant::now());
             let is_changing = |table: &mut SandboxTable| table.changing.contains(id);
             let (settled, is_settled) = self.changed.wait_while_for(table, left, is_changing);
             table = settled;
+            table.doomed.remove(id);
             if !is_settled {
-                table.doomed.remove(id);
                 return Err(changing(id));
             }
         }
@@ -107,11 +107,13 @@ impl Host {
         let deadline = Instant::now() + ANSWER_LIMIT;
         let mut table = self.table();
         let doomed = table.changing.clone();
-        table.doomed.extend(doomed.iter().cloned());
+        doomed.iter().for_each(|id| table.doomed.add(id));
         let left = deadline.saturating_duration_since(Instant::now());
         let is_changing = |table: &mut SandboxTable| !table.changing.is_empty();
         let (mut table, _) = self.changed.wait_while_for(table, left, is_changing);
-        table.doomed.retain(|id| !doomed.contains(id));
+        for id in &doomed {
+            table.doomed.remove(id);
+        }
         // All are taken before the first is killed: after another request has deleted one, its uid may
         // belong to a new sandbox. What is being changed still has a thread that signals its user.
         let ids = table.sandboxes.keys().chain(table.stuck.keys());

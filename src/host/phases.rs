@@ -173,7 +173,7 @@ impl Host {
             return Err(ending(id));
         }
         fault::point("start of a sandbox");
-        sandbox.workspace.processes.check_held_runs()?;
+        sandbox.workspace.check_held_runs()?;
         self.clear_user(sandbox)?;
         let started = self.next_phase(sandbox, Phase::begin(sandbox.phase.runs + 1, now_ms()))?;
         *lock(&started.current) = started.phase;

@@ -33,9 +33,9 @@ pub(super) struct SandboxTable {
     /// Ids of sandboxes that are being stopped or started.
     pub(super) changing: HashSet<String>,
     /// How many wait for the end of such a change and come before what tenants ask for, by the ids.
-    expected: HashMap<String, usize>,
-    /// Ids of sandboxes that requests wait to delete: they are not changed any more.
-    pub(super) doomed: HashSet<String>,
+    expected: Waiting,
+    /// How many wait to delete a sandbox, by the ids: it is not changed any more.
+    pub(super) doomed: Waiting,
     /// Keys of the requests that are making one.
     pub(super) keys: HashSet<String>,
     /// Sandboxes that are being deleted.
@@ -56,6 +56,32 @@ pub(super) struct SandboxTable {
     pub(super) closed: bool,
 }
 
+/// How many wait for something that is to become of a sandbox, by the ids.
+#[derive(Default)]
+pub(super) struct Waiting(HashMap<String, usize>);
+
+impl Waiting {
+    pub(super) fn contains(&self, id: &str) -> bool {
+        self.0.contains_key(id)
+    }
+
+    pub(super) fn add(&mut self, id: &str) {
+        *self.0.entry(id.to_owned()).or_default() += 1;
+    }
+
+    /// One waits no more. Returns whether nobody does.
+    pub(super) fn remove(&mut self, id: &str) -> bool {
+        if let Some(count) = self.0.get_mut(id)
+            && *count > 1
+        {
+            *count -= 1;
+            return false;
+        }
+        self.0.remove(id);
+        true
+    }
+}
+
 impl SandboxTable {
     /// An empty table for at most `capacity` sandboxes, after so many that were made by earlier servers.
     pub(super) fn new(capacity: usize, users: Users, ids: Ids, made: u64) -> Self {
@@ -67,8 +93,8 @@ impl SandboxTable {
             reserved: 0,
             stopped: 0,
             changing: HashSet::new(),
-            expected: HashMap::new(),
-            doomed: HashSet::new(),
+            expected: Waiting::default(),
+            doomed: Waiting::default(),
             keys: HashSet::new(),
             ending: HashMap::new(),
             retried: HashMap::new(),
@@ -115,30 +141,22 @@ impl SandboxTable {
 
     /// Somebody waits for the end of a change.
     pub(super) fn expect(&mut self, id: &str) {
-        *self.expected.entry(id.to_owned()).or_default() += 1;
+        self.expected.add(id);
     }
 
     /// Somebody waits no more. Returns whether nobody does.
     pub(super) fn stop_expecting(&mut self, id: &str) -> bool {
-        let waiting = self.expected.get_mut(id);
-        let is_last = waiting.is_none_or(|count| {
-            *count -= 1;
-            *count == 0
-        });
-        if is_last {
-            self.expected.remove(id);
-        }
-        is_last
+        self.expected.remove(id)
     }
 
     #[cfg(test)]
     pub(super) fn expected_count(&self, id: &str) -> usize {
-        self.expected.get(id).copied().unwrap_or(0)
+        self.expected.0.get(id).copied().unwrap_or(0)
     }
 
     /// Whether a request about a sandbox has to wait: for the end of a change, and if it `yields` for others that do.
     pub(super) fn is_blocked(&self, id: &str, yields: bool) -> bool {
-        self.changing.contains(id) || (yields && self.expected.contains_key(id))
+        self.changing.contains(id) || (yields && self.expected.contains(id))
     }
 
     /// Lists sandboxes that were made, or replaces what they were until now.
@@ -168,7 +186,6 @@ impl SandboxTable {
         if self.changing.contains(id) {
             return None;
         }
-        self.doomed.remove(id);
         if let Some(sandbox) = self.sandboxes.remove(id) {
             self.ledgers.remove(&sandbox.user.uid);
             self.stopped -= usize::from(sandbox.phase.stopped.is_some());
@@ -343,4 +360,21 @@ pub(super) struct Reservation {
     pub(super) id: String,
     pub(super) number: u64,
     pub(super) user: User,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_who_gives_up_leaves_the_others_waiting() {
+        let mut waiting = Waiting::default();
+        waiting.add("a");
+        waiting.add("a");
+        assert!(!waiting.remove("a"));
+        assert!(waiting.contains("a"));
+        assert!(waiting.remove("a"));
+        assert!(!waiting.contains("a"));
+        assert!(waiting.remove("a"));
+    }
 }

@@ -19,8 +19,8 @@ use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
 use crate::limits::activity::Activity;
 use crate::limits::ledger::{Charge, Item, Ledger};
-use crate::process::Process;
 use crate::process::registry::Registry;
+use crate::process::{Process, Reason};
 use crate::spec::command::{
     CommandLine, CommandSpec, EnvironmentChange, Fingerprint, environment_bytes,
 };
@@ -41,6 +41,9 @@ const INTERRUPT_WAIT: Duration = Duration::from_secs(2);
 
 /// How long the end of an interpreter is waited for that was killed.
 const KILL_WAIT: Duration = Duration::from_secs(15);
+
+/// How long a driver may take to kill its interpreter.
+const DRIVER_LIMIT: Duration = Duration::from_secs(1);
 
 /// How often a request that waits for an interpreter checks its connection.
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
@@ -369,7 +372,11 @@ impl Context {
     /// No thread is left.
     pub(super) fn start(self: &Arc<Self>) -> Result<()> {
         let own = Arc::clone(self);
-        let started = Thread::new("context").start(move || (own.site.drive)(&own));
+        let counted = self.site.processes.count_driver();
+        let started = Thread::new("context").start(move || {
+            let _counted = counted;
+            (own.site.drive)(&own);
+        });
         started.map(drop).map_err(|error| {
             self.change(|state| {
                 state.has_driver = false;
@@ -487,8 +494,13 @@ impl Context {
     /// Interrupts an execution: this one, or the one that runs. One that waits leaves the queue. Waits for its end.
     ///
     /// # Errors
-    /// `NotFound` if there is no execution with the id.
-    pub fn interrupt(&self, id: Option<&str>, kill_after: Option<Duration>) -> Result<Interrupted> {
+    /// `NotFound` if there is no execution with the id; the client disconnected, and it is interrupted all the same.
+    pub fn interrupt(
+        &self,
+        id: Option<&str>,
+        kill_after: Option<Duration>,
+        client: &mut dyn Interrupt,
+    ) -> std::result::Result<Interrupted, Stopped> {
         let execution = match id {
             Some(id) => Some(self.execution(id)?),
             None => lock(&self.state).running.clone(),
@@ -502,7 +514,7 @@ impl Context {
         };
         let was_sent = self.stop(&execution, EndReason::Interrupted, kill_after);
         let limit = kill_after.map_or(INTERRUPT_WAIT, |after| after.saturating_add(KILL_WAIT));
-        let has_ended = was_sent && execution.wait_ended(limit);
+        let has_ended = was_sent && execution.wait_ended(limit, client)?;
         Ok(Interrupted {
             was_sent,
             execution: Some(execution.id.clone()),
@@ -662,9 +674,20 @@ impl Context {
             self.end_execution(&execution, EndReason::Deleted, false);
         }
         let is_driven = |state: &mut Lifecycle| state.has_driver;
-        let (state, _) = self
-            .changed
-            .wait_while_for(lock(&self.state), KILL_WAIT, is_driven);
+        let wait = |limit| {
+            let state = lock(&self.state);
+            self.changed.wait_while_for(state, limit, is_driven).0
+        };
+        let mut state = wait(DRIVER_LIMIT);
+        if state.has_driver {
+            // What it has started may hold up its driver (splice(2)), which then kills nothing.
+            let process = state.process.clone();
+            drop(state);
+            if let Some(process) = process {
+                process.kill_tree(Reason::Deleted);
+            }
+            state = wait(KILL_WAIT);
+        }
         if state.has_driver {
             let text = format!(
                 "cannot delete {}: it was killed and has not died yet; try again",

@@ -7,10 +7,10 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::event::{End, EndReason, Event};
-use crate::client::{Client, Disconnected, KeepAlive, send_all};
+use crate::client::{Client, Disconnected, Interrupt, KeepAlive, LOOK_EVERY, Stopped, send_all};
 use crate::codec::most_json_bytes;
 use crate::limits::ledger::{Charge, Item};
 use crate::process::Process;
@@ -280,12 +280,31 @@ impl Execution {
         lock(&self.journal).next
     }
 
-    /// Waits for its end, at most for `limit`. Returns whether it has ended.
-    pub(super) fn wait_ended(&self, limit: Duration) -> bool {
-        let journal = lock(&self.journal);
+    /// Waits until it has ended. False if that takes longer.
+    ///
+    /// # Errors
+    /// The client disconnected.
+    pub(super) fn wait_ended(
+        &self,
+        limit: Duration,
+        client: &mut dyn Interrupt,
+    ) -> std::result::Result<bool, Stopped> {
         let is_running = |journal: &mut Journal| !matches!(journal.state, ExecutionState::Ended(_));
-        let (journal, _) = self.ended.wait_while_for(journal, limit, is_running);
-        matches!(journal.state, ExecutionState::Ended(_))
+        let begun = Instant::now();
+        loop {
+            let left = limit.saturating_sub(begun.elapsed());
+            let (mut journal, _) =
+                self.ended
+                    .wait_while_for(lock(&self.journal), left.min(LOOK_EVERY), is_running);
+            if !is_running(&mut journal) {
+                return Ok(true);
+            }
+            if left.is_zero() {
+                return Ok(false);
+            }
+            drop(journal);
+            client.check()?;
+        }
     }
 
     /// Notes that it runs from now on, in this process, and appends the event `start`.

@@ -39,7 +39,7 @@ pub(super) struct Driver {
     is_released: AtomicBool,
 }
 
-/// Counts the threads of a workspace's drivers, in all of its runs.
+/// Counts the threads of a workspace that read what its processes write, in all of its runs.
 #[derive(Default)]
 pub(super) struct Drivers {
     living: Mutex<usize>,
@@ -48,11 +48,27 @@ pub(super) struct Drivers {
 }
 
 impl Drivers {
+    /// Counts one more thread.
+    pub(super) fn count(self: &Arc<Self>) -> CountedDriver {
+        *lock(&self.living) += 1;
+        CountedDriver(Arc::clone(self))
+    }
+
     /// Waits until there are fewer than `most`. False if there are not within `limit`.
     pub(super) fn wait_below(&self, most: usize, limit: Duration) -> bool {
         let are_many = |living: &mut usize| *living >= most;
         let living = lock(&self.living);
         self.ended.wait_while_for(living, limit, are_many).1
+    }
+}
+
+/// A thread that reads what processes of a workspace write, and is counted until this is dropped.
+pub struct CountedDriver(Arc<Drivers>);
+
+impl Drop for CountedDriver {
+    fn drop(&mut self) {
+        *lock(&self.0.living) -= 1;
+        self.0.ended.notify_all();
     }
 }
 
@@ -140,10 +156,10 @@ impl Driver {
             seat.epoll = Some(Arc::clone(&epoll));
             epoll
         };
-        *lock(&self.drivers.living) += 1;
         let run = Run {
             driver: Arc::clone(self),
             epoll,
+            _counted: self.drivers.count(),
         };
         let started = Thread::new("pumps").start(move || run.run(&mut Driven::default()));
         started.map(drop).map_err(|error| no_resources(&error))
@@ -161,10 +177,11 @@ fn wakeup() -> EpollEvent {
     EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT, WAKEUP)
 }
 
-/// The thread, which is counted until this is dropped.
+/// The thread.
 struct Run {
     driver: Arc<Driver>,
     epoll: Arc<Epoll>,
+    _counted: CountedDriver,
 }
 
 /// The thread ends, or could not be started. What has arrived since gets another one.
@@ -175,9 +192,6 @@ impl Drop for Run {
             let is_own = |epoll: &mut Arc<Epoll>| Arc::ptr_eq(epoll, &self.epoll);
             seat.epoll.take_if(is_own).is_some() && !seat.inbox.is_empty()
         };
-        let drivers = &self.driver.drivers;
-        *lock(&drivers.living) -= 1;
-        drivers.ended.notify_all();
         if is_left {
             let driver = Arc::clone(&self.driver);
             self.driver.supervisor.start_later(driver);

@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::children::{self, Command};
-use super::driver::{Driver, Drivers};
+use super::driver::{CountedDriver, Driver, Drivers};
 use super::logs::{Log, LogStore, LogTenant};
 use super::oom;
 use super::process::{Exit, Origin, Process, Reason, StdinSlot, finish, kill_trees};
@@ -106,10 +106,10 @@ impl OpenCounts {
 }
 
 /// While others hold up so many of its ended runs, a workspace does not run again.
-const MOST_HELD_RUNS: usize = 2;
+pub const MOST_HELD_RUNS: usize = 2;
 
-/// How long a thread may take to end that nothing holds up.
-const END_LIMIT: Duration = Duration::from_secs(2);
+/// How long what nothing holds up may take to end with its run.
+pub const END_LIMIT: Duration = Duration::from_secs(2);
 
 /// Commands whose output is open, in all workspaces.
 static OPEN: AtomicU64 = AtomicU64::new(0);
@@ -593,8 +593,8 @@ impl Registry {
     ///
     /// # Errors
     /// `OverLimit`.
-    pub fn check_held_runs(&self) -> Result<()> {
-        if self.open.drivers.wait_below(MOST_HELD_RUNS, END_LIMIT) {
+    pub fn check_held_runs(&self, limit: Duration) -> Result<()> {
+        if self.open.drivers.wait_below(MOST_HELD_RUNS, limit) {
             return Ok(());
         }
         let text = format!(
@@ -602,6 +602,12 @@ impl Registry {
              end these processes, or delete their sandboxes"
         );
         Err(Error::new(Kind::OverLimit, text))
+    }
+
+    /// Counts a thread that reads what processes write, besides that of the registry.
+    #[cfg(feature = "interpreter")]
+    pub fn count_driver(&self) -> CountedDriver {
+        self.open.drivers.count()
     }
 
     /// Why nothing starts any more.

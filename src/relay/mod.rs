@@ -92,13 +92,7 @@ pub fn exchange(
         // First, so that a malformed body is refused even if the server has answered early.
         exchange
             .advance_request(&mut client, body)
-            .inspect_err(|_| {
-                if !client.is_flushed() {
-                    // The client has a part of an interim response: an answer behind it would look like
-                    // the rest of that.
-                    let _ = shutdown(client.descriptor().as_raw_fd(), Shutdown::Both);
-                }
-            })?;
+            .inspect_err(|_| refuse_answer_after_part(&client))?;
         if exchange.response_ready && client.is_flushed() {
             match exchange.upstream.try_read_head()? {
                 None => exchange.response_ready = false,
@@ -160,8 +154,17 @@ pub fn exchange(
         let limit = holds_body.then_some(go_ahead_in).or(body_limit);
         exchange.wait(&mut client, body, true, limit)?;
         if takes_body && !exchange.request_ready && heard_at.elapsed() >= BODY_LIMIT {
+            refuse_answer_after_part(&client);
             return Err(RelayError::Client(ReceiveError::TimedOut));
         }
+    }
+}
+
+/// Ends the connection of a client that has a part of an interim response: an answer behind it would look like the rest of
+/// that.
+fn refuse_answer_after_part(client: &StreamWriter) {
+    if !client.is_flushed() {
+        let _ = shutdown(client.descriptor().as_raw_fd(), Shutdown::Both);
     }
 }
 

@@ -4,7 +4,8 @@ use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::client::{Interrupt, Stopped};
 use crate::confine::{Confinement, ProcessLimits};
@@ -19,7 +20,7 @@ use crate::limits::activity::{Activity, IdleBy};
 use crate::limits::ledger::Ledger;
 use crate::limits::work_clock::WorkClock;
 use crate::ports::Ports;
-use crate::process::registry::{OpenCounts, Registry, Shared};
+use crate::process::registry::{END_LIMIT, MOST_HELD_RUNS, OpenCounts, Registry, Shared};
 use crate::spec::network::NetworkPolicy;
 use crate::threads::priority::{BackgroundTurn, BackgroundWork, run_in_background};
 use crate::workspace::watches::Watches;
@@ -224,6 +225,26 @@ impl Workspace {
         self.root.set_temporary(directory);
     }
 
+    /// Checks that others do not hold up too much of the runs that have ended: pipes of its processes, and temporary files.
+    ///
+    /// # Errors
+    /// `OverLimit`.
+    pub fn check_held_runs(&self) -> Result<()> {
+        let until = Instant::now() + END_LIMIT;
+        self.processes.check_held_runs(END_LIMIT)?;
+        while self.root.kept_temporaries() >= MOST_HELD_RUNS {
+            if Instant::now() >= until {
+                let text = format!(
+                    "cannot start the sandbox: requests, or other processes, hold files of {MOST_HELD_RUNS} former runs of it in its /tmp; \
+                     end them"
+                );
+                return Err(Error::new(Kind::OverLimit, text));
+            }
+            thread::sleep(LOOK_PAUSE);
+        }
+        Ok(())
+    }
+
     /// Gives the processes that start from now on other limits.
     pub fn set_limits(&self, limits: ProcessLimits) {
         self.confinement.set_limits(limits);
@@ -346,6 +367,9 @@ impl Workspace {
         self.activity.close_if_idle(by, limit)
     }
 }
+
+/// The pause between two looks whether somebody still has temporary files of former runs.
+const LOOK_PAUSE: Duration = Duration::from_millis(5);
 
 /// How many steps of work, of 64 KiB or a little more, are worth less than a thread.
 const STEPS_IN_PLACE: u32 = 16;

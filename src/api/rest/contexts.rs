@@ -125,7 +125,7 @@ fn run(call: &Call<'_, '_>, workspace: &Workspace, request: ExecuteRequest) -> A
 pub(super) fn interrupt(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
     let (execution, kill_after) = call.parse_optional(interrupt_request)?;
     let context = workspace.contexts.find(id)?;
-    let interrupted = context.interrupt(execution.as_deref(), kill_after)?;
+    let interrupted = context.interrupt(execution.as_deref(), kill_after, &mut call.interrupt())?;
     Ok(Response::json(&object! {
         "interrupted": interrupted.was_sent,
         "execution": interrupted.execution,

@@ -9,7 +9,7 @@ use nix::sys::stat::{Mode, fstat, fstatat};
 
 use super::matcher::{Matcher, Verdict};
 use crate::error::Result;
-use crate::files::entry::{DIRECTORY, FileKind};
+use crate::files::entry::{DIRECTORY, FileKind, open_found};
 use crate::files::root::Root;
 use crate::limits::ledger::Charge;
 
@@ -152,8 +152,10 @@ impl Ignores {
 }
 
 fn read(directory: impl AsFd, name: &str) -> std::io::Result<Vec<u8>> {
-    let careful = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-    let file = openat(directory, name, OFlag::O_RDONLY | careful, Mode::empty())?;
+    let find = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let found = openat(directory, name, find, Mode::empty())?;
+    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    let file = open_found(&found, flags)?;
     if FileKind::of(&fstat(&file)?) != FileKind::Regular {
         return Err(Errno::EINVAL.into());
     }

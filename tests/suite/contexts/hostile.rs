@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{Place, Ran, everywhere, in_parallel, needs, on_a_machine, on_a_machine_with};
 use crate::fixture::{
     Mark, PATIENCE, Random, count_entries, descriptors_of, is_alive, memory_of, pid_of, reset,
-    wait_until,
+    status_of, wait_until,
 };
 
 /// Functions that speak with the server on the bridge's socket, as code can that looks for it.
@@ -405,5 +405,33 @@ fn contexts_are_deleted_and_restarted_while_they_are_used() {
                     .iter()
                     .all(|process| !is_alive(process.pid) || process.pid == server)
         });
+    });
+}
+
+#[test]
+fn whoever_waits_for_an_interrupt_leaves_no_thread_when_it_goes() {
+    on_a_machine(|place| {
+        needs!(place, "python");
+        place.python("a");
+        let code = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n\
+            print('here', flush=True)\ntime.sleep(1000)";
+        let mut events = place.begin("a", &json!({ "code": code }));
+        assert!(events.any(|event| event["event"] == "stdout"));
+        let pid = place.server.pid();
+        let threads = || status_of(pid, "Threads");
+        let before = threads();
+        let clients: Vec<_> = (0..30)
+            .map(|_| {
+                let mut client = place.connect();
+                let target = place.target("contexts/a/interrupt");
+                client.send_request("POST", &target, &[], br#"{"kill_after":100000}"#);
+                client
+            })
+            .collect();
+        wait_until("they wait", PATIENCE, || threads() > before + 20);
+        drop(clients);
+        // Some are kept for connections to come.
+        wait_until("the threads end", PATIENCE, || threads() < before + 10);
+        place.remove("a");
     });
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use serde_json::{Value, json};
 
 use super::{Door, api, on_a_host};
-use crate::fixture::{PATIENCE, TempDir, wait_until};
+use crate::fixture::{PATIENCE, TempDir, assert_error, wait_until};
 use crate::namespaces::{Way, can_be_had};
 
 const STAT: &str = "/filesystem.Filesystem/Stat";
@@ -43,6 +43,50 @@ fn download(door: &Door<'_>, path: &str) -> String {
     let reply = door.request("GET", &format!("/files?path={path}"), &[], b"");
     assert_eq!(reply.status, 200, "{path}: {}", reply.text());
     reply.text()
+}
+
+/// It ends when its sandbox is stopped, but for an upload that goes on: of those there are no more than two.
+#[test]
+fn uploads_into_those_of_ended_runs_do_not_add_up() {
+    in_namespaces(|door| {
+        let change = |route: &str, body: Value| {
+            let target = format!("/v1/sandboxes/{}/{route}", door.id);
+            let body = body.to_string();
+            door.server.request("POST", &target, body.as_bytes())
+        };
+        let mut uploads = Vec::new();
+        for run in 1..=2 {
+            let mut client = door.connect();
+            let headers = [
+                ("e2b-sandbox-id", &*door.id),
+                ("x-access-token", &door.token),
+                ("content-length", "100000"),
+                RAW[0],
+            ];
+            let before = count_unnamed(door);
+            client.send_request("POST", "/files?path=/tmp/f", &headers, &[0; 9000]);
+            uploads.push(client);
+            wait_until("it has begun", PATIENCE, || count_unnamed(door) > before);
+            assert_eq!(change("pause", json!({ "keep": "files" })).status, 200);
+            if run == 1 {
+                assert_eq!(change("resume", json!({})).status, 200);
+            }
+        }
+        assert_error(&change("resume", json!({})), 503, "over_limit");
+        drop(uploads.remove(0));
+        let resumed = || change("resume", json!({})).status == 200;
+        wait_until("one of them is gone", PATIENCE, resumed);
+        assert_eq!(door.sh("ls /tmp | grep -v sbx-test").text(), "");
+    });
+}
+
+/// The files without a name that the server has open.
+fn count_unnamed(door: &Door<'_>) -> usize {
+    let descriptors = std::fs::read_dir(format!("/proc/{}/fd", door.server.inner_pid())).unwrap();
+    let targets = descriptors.filter_map(|one| std::fs::read_link(one.ok()?.path()).ok());
+    targets
+        .filter(|target| target.to_string_lossy().ends_with("(deleted)"))
+        .count()
 }
 
 #[test]

@@ -14,7 +14,8 @@ use serde_json::json;
 
 use super::needs_root;
 use crate::fixture::{
-    PATIENCE, Sandbox, Server, TempDir, may_look_into_processes, threads_of, wait_until,
+    PATIENCE, Sandbox, Server, TempDir, assert_error, has_namespaces, may_look_into_processes,
+    threads_of, wait_until,
 };
 use crate::skip;
 
@@ -271,4 +272,63 @@ Server(path, Handler).serve_forever()
     let id = sandbox.id.clone();
     sandbox.delete();
     assert_eq!(server.get(ticket).status, 404, "{id}");
+}
+
+/// Takes descriptors at `$1`, and keeps them.
+const KEEPER: &str = r"
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX); listener.bind(sys.argv[1]); os.chmod(sys.argv[1], 0o777); listener.listen(1)
+kept = []
+while True:
+    giver = listener.accept()[0]
+    kept += socket.recv_fds(giver, 1, 1)[1]
+    giver.sendall(b'x')
+";
+
+/// Gives a file in `/tmp` to who listens at `$1`.
+const FILE_GIVER: &str = r"
+import socket, sys
+to = socket.socket(socket.AF_UNIX); to.connect(sys.argv[1])
+file = open('/tmp/file', 'w')
+socket.send_fds(to, [b'x'], [file.fileno()])
+to.recv(1)
+";
+
+/// What is in the directory for temporary files of an ended run stays in memory as long as somebody has a file of it.
+#[test]
+fn temporary_files_of_ended_runs_do_not_add_up() {
+    needs_root!();
+    if !has_namespaces() {
+        skip!("this machine has no namespaces");
+    }
+    let server = Server::host().start();
+    let shared = TempDir::new();
+    std::fs::set_permissions(shared.path(), Permissions::from_mode(0o777)).unwrap();
+    let socket = shared.join("keeper");
+    let [owner, accomplice] = ["namespaces", "landlock"].map(|isolation| {
+        server.sandbox_with(&json!({
+            "isolation": isolation, "read_write_paths": [shared.path()],
+        }))
+    });
+    let keeper = accomplice.spawn(&json!({ "cmd": ["python3", "-c", KEEPER, socket] }));
+    wait_until("it listens", PATIENCE, || Path::new(&socket).exists());
+    for run in 1..=2 {
+        let given = owner.exec(&json!({ "cmd": ["python3", "-c", FILE_GIVER, socket] }));
+        assert_eq!(given.stderr, "");
+        stop(&owner);
+        if run == 1 {
+            resume(&owner);
+        }
+    }
+    assert_error(&owner.post("resume", &json!({})), 503, "over_limit");
+    // Its files can be used meanwhile.
+    assert_eq!(owner.put("files/write?path=file", b"text").status, 200);
+    let route = format!("processes/{}", keeper["id"].as_str().unwrap());
+    assert_eq!(accomplice.request("DELETE", &route, b"").status, 200);
+    resume(&owner);
+    assert_eq!(owner.sh("ls /tmp | grep -v sbx-test; cat file"), "text");
+    for _ in 0..4 {
+        stop(&owner);
+        resume(&owner);
+    }
 }

@@ -48,6 +48,24 @@ fn is_blocked(thread: &str) -> bool {
         .is_some_and(|rest| rest.starts_with(" D"))
 }
 
+/// How many threads of a sandbox sleep.
+fn count_sleepers(sandbox: &Sandbox<'_>) -> usize {
+    let threads_of = |pid| {
+        std::fs::read_dir(format!("/proc/{pid}/task"))
+            .into_iter()
+            .flatten()
+    };
+    let threads = sandbox.processes().into_iter().flat_map(threads_of);
+    threads
+        .filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("stat")).ok())
+        .filter(|stat| {
+            stat.rsplit(')')
+                .next()
+                .is_some_and(|rest| rest.starts_with(" S"))
+        })
+        .count()
+}
+
 /// The other sandboxes and the operator are served.
 #[track_caller]
 fn expect_service(server: &Server, neighbour: &Sandbox<'_>) {
@@ -326,4 +344,156 @@ fn a_sandbox_has_one_thread_for_its_processes_and_none_without() {
     }
     wait_until("there is none", PATIENCE, || threads() == 0);
     assert_eq!(sandbox.sh("echo here"), "here\n");
+}
+
+/// Has `tree/name` be a file and a pipe in turn.
+const EXCHANGE: &str = r"
+import os
+open('plain', 'w').write('text')
+while True:
+    for name in ('plain', 'held'):
+        os.link(name, 'next')
+        os.rename('next', 'tree/name')
+";
+
+/// Opening a pipe takes its lock. So the routes of files open none, not even one that takes the place of a file in the
+/// moment between looking and opening.
+#[test]
+fn a_held_pipe_among_the_files_holds_up_no_request() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    for kind in kinds(&server) {
+        let sandbox = server.sandbox_with(&kind);
+        let program = Probe::new(&sandbox).words().join(" ");
+        sandbox.spawn(&json!({ "cmd": format!(
+            "mkdir tree; mkfifo held; exec 1<>held; echo '[[\"hold-pipe\",\"splice\"]]' | {program}; exec sleep 1000"
+        ) }));
+        // The one that holds it, and `sleep`.
+        wait_until("it is held", PATIENCE, || {
+            sandbox.processes().len() == 2 && count_sleepers(&sandbox) == 2
+        });
+        assert_error(
+            &sandbox.put("files/write?path=held", b"text"),
+            409,
+            "not_regular",
+        );
+        sandbox.spawn(&json!({ "cmd": ["python3", "-c", EXCHANGE] }));
+        wait_until("the names are exchanged", PATIENCE, || {
+            sandbox.home.join("tree/name").exists()
+        });
+        let write = |route: &str| sandbox.put(route, b"text").status;
+        let post = |route: &str, body: &Value| sandbox.post(route, body).status;
+        for _ in 0..100 {
+            // Those that replace the name do so once.
+            let requests = [
+                sandbox.get("files/read?path=tree/name").status,
+                sandbox.get("files/read?path=tree/name&offset=1").status,
+                write("files/write?path=tree/name&offset=1"),
+                write("files/write?path=tree/name"),
+                post("files/hash", &json!({ "paths": ["tree/name"] })),
+                post("files/grep", &json!({ "path": "tree", "pattern": "text" })),
+                sandbox.get("files/archive?path=tree").status,
+                post(
+                    "files/copy?from=tree&to=other&recursive=1&overwrite=1",
+                    &json!({}),
+                ),
+            ];
+            assert!(requests.iter().all(|status| *status < 500), "{requests:?}");
+        }
+        sandbox.delete();
+    }
+}
+
+/// Interpreters have threads of their own, for which the same holds.
+#[cfg(feature = "interpreter")]
+#[test]
+fn a_held_pipe_of_a_context_counts_in_the_next_run() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let pid = server.inner_pid();
+    for kind in kinds(&server) {
+        let shared = TempDir::new();
+        std::fs::set_permissions(shared.path(), Permissions::from_mode(0o777)).unwrap();
+        let socket = shared.join("holder");
+        let sandbox_of = |mut body: Value| {
+            body["read_write_paths"] = json!([shared.path()]);
+            server.sandbox_with(&body)
+        };
+        let accomplice = sandbox_of(json!({ "isolation": "landlock" }));
+        let acts = Probe::new(&accomplice).command(&[&["hold-given", &socket]]);
+        let holder = accomplice.spawn(&acts);
+        wait_until("it listens", PATIENCE, || {
+            std::path::Path::new(&socket).exists()
+        });
+        let sandbox = sandbox_of(kind);
+        let code = format!(
+            "import socket\nto = socket.socket(socket.AF_UNIX)\nto.connect('{socket}')\n\
+             socket.send_fds(to, [b'x'], [1])\nto.recv(1)\nimport time; time.sleep(0.3)"
+        );
+        let blocked = || {
+            let threads = threads_of(pid, "context");
+            threads.iter().filter(|thread| is_blocked(thread)).count()
+        };
+        let before = count_sleepers(&accomplice);
+        for run in 1..=2 {
+            let made = sandbox.post("contexts", &json!({ "language": "python", "id": "c" }));
+            assert_eq!(made.status, 200, "{}", made.text());
+            let mut client = sandbox.connect();
+            let body = json!({ "code": code }).to_string();
+            let target = sandbox.target("contexts/c/execute");
+            client.send_request("POST", &target, &[], body.as_bytes());
+            wait_until("it is held", PATIENCE, || {
+                count_sleepers(&accomplice) == before + run
+            });
+            let stop = json!({ "keep": "files" });
+            assert_eq!(sandbox.post("pause", &stop).status, 200);
+            wait_until("a thread waits", PATIENCE, || blocked() == run);
+            let resumed = sandbox.post("resume", &json!({}));
+            if run == 1 {
+                assert_eq!(resumed.status, 200, "{}", resumed.text());
+            } else {
+                assert_error(&resumed, 503, "over_limit");
+            }
+        }
+        let route = format!("processes/{}", holder["id"].as_str().unwrap());
+        assert_eq!(accomplice.request("DELETE", &route, b"").status, 200);
+        assert_eq!(sandbox.post("resume", &json!({})).status, 200);
+    }
+}
+
+#[cfg(feature = "interpreter")]
+#[test]
+fn a_context_whose_own_code_holds_its_pipe_is_deleted_all_the_same() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let pid = server.inner_pid();
+    for kind in kinds(&server) {
+        let sandbox = server.sandbox_with(&kind);
+        let words = json!(Probe::new(&sandbox).words());
+        let code = format!(
+            "import subprocess\nsubprocess.run({words}, input=b'[[\"hold-pipe\",\"reader\"]]')"
+        );
+        let made = sandbox.post("contexts", &json!({ "language": "python", "id": "c" }));
+        assert_eq!(made.status, 200, "{}", made.text());
+        let mut client = sandbox.connect();
+        let body = json!({ "code": code }).to_string();
+        let target = sandbox.target("contexts/c/execute");
+        client.send_request("POST", &target, &[], body.as_bytes());
+        wait_until("its thread waits", PATIENCE, || {
+            let threads = threads_of(pid, "context");
+            threads.iter().any(|thread| is_blocked(thread))
+        });
+        let deleted = sandbox.request("DELETE", "contexts/c", b"");
+        assert_eq!(deleted.status, 200, "{}", deleted.text());
+        wait_until("the thread ends", PATIENCE, || {
+            let threads = threads_of(pid, "context");
+            !threads.iter().any(|thread| is_blocked(thread))
+        });
+    }
 }
