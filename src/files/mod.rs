@@ -52,5 +52,6 @@ pub use remove::Aside;
 pub use root::{Files, Root};
 pub use skip::{SkipList, SkipReason};
 pub use splice_pipe::SplicePipe;
+pub use temporary::forget_ended_trees;
 pub use usage::Disk;
 pub use write::{RangedWrite, Upload, is_temporary};

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock};
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 
@@ -33,66 +33,66 @@ impl Temporary {
     pub(super) fn set(&self, start: Option<OwnedFd>) {
         let start = start.map(Arc::new);
         let before = std::mem::replace(&mut *lock(&self.start), start);
-        if let (Some(before), Some(ended)) = (before, Ended::of_server()) {
-            ended.note(&before, &self.kept);
+        if let Some(before) = before {
+            lock(&ENDED).note(&before, &self.kept);
         }
     }
 
     /// How many of the trees before this one somebody still keeps.
     pub(super) fn count_kept(&self) -> usize {
-        if let Some(ended) = Ended::of_server() {
-            ended.look();
-        }
+        lock(&ENDED).look();
         self.kept.load(Ordering::Relaxed)
     }
 }
 
-/// The trees of all sandboxes that have ended and are still kept.
+/// Lets go of what it takes to know whether trees that have ended are still kept, once none is. Call it now and then.
+pub fn forget_ended_trees() {
+    lock(&ENDED).look();
+}
+
+/// The trees of all sandboxes that have ended. Locked while watches are made or events read, neither of which waits.
+static ENDED: LazyLock<Mutex<Ended>> = LazyLock::new(Mutex::default);
+
+/// Trees that have ended and may still be kept.
+#[derive(Default)]
 struct Ended {
-    inotify: Inotify,
-    /// Where each is counted. Locked while watches are made or events read, neither of which waits.
-    kept: Mutex<HashMap<WatchDescriptor, Arc<AtomicUsize>>>,
+    /// `None` while there are none. The kernel has few instances.
+    inotify: Option<Inotify>,
+    /// Where each is counted.
+    kept: HashMap<WatchDescriptor, Arc<AtomicUsize>>,
 }
 
 impl Ended {
-    /// `None` if the server has no inotify instance left: nothing is counted then.
-    fn of_server() -> Option<&'static Self> {
-        static ENDED: OnceLock<Option<Ended>> = OnceLock::new();
-        let ended = ENDED.get_or_init(|| {
-            let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).ok()?;
-            Some(Self {
-                inotify,
-                kept: Mutex::default(),
-            })
-        });
-        ended.as_ref()
-    }
-
-    fn note(&self, tree: &OwnedFd, count: &Arc<AtomicUsize>) {
-        // What has gone meanwhile takes no memory.
+    /// Counts a tree until it is gone. If the server has no instance of inotify or no watch left, it is not counted.
+    fn note(&mut self, tree: &OwnedFd, count: &Arc<AtomicUsize>) {
         self.look();
-        let mut kept = lock(&self.kept);
+        if self.inotify.is_none() {
+            let flags = InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK;
+            self.inotify = Inotify::init(flags).ok();
+        }
         let path = format!("/proc/self/fd/{}", tree.as_raw_fd());
         // The event is sent whatever is asked for.
-        let flags = AddWatchFlags::IN_DELETE_SELF;
-        if let Ok(watch) = self.inotify.add_watch(&*path, flags) {
+        let asked = AddWatchFlags::IN_DELETE_SELF;
+        let watch = self.inotify.as_ref();
+        let watch = watch.and_then(|inotify| inotify.add_watch(&*path, asked).ok());
+        if let Some(watch) = watch {
             count.fetch_add(1, Ordering::Relaxed);
-            kept.insert(watch, Arc::clone(count));
+            self.kept.insert(watch, Arc::clone(count));
         }
     }
 
     /// Takes those out of the count that have gone.
-    fn look(&self) {
-        let mut kept = lock(&self.kept);
-        while let Ok(events) = self.inotify.read_events() {
-            for event in events {
-                let gone = AddWatchFlags::IN_UNMOUNT | AddWatchFlags::IN_IGNORED;
-                if event.mask.intersects(gone)
-                    && let Some(count) = kept.remove(&event.wd)
-                {
+    fn look(&mut self) {
+        let gone = AddWatchFlags::IN_UNMOUNT | AddWatchFlags::IN_IGNORED;
+        while let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {
+            for event in events.iter().filter(|event| event.mask.intersects(gone)) {
+                if let Some(count) = self.kept.remove(&event.wd) {
                     count.fetch_sub(1, Ordering::Relaxed);
                 }
             }
+        }
+        if self.kept.is_empty() {
+            self.inotify = None;
         }
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::pausing::restless;
 use super::ruling::Task;
 use super::{Host, Sandbox, watchdog};
+use crate::files::forget_ended_trees;
 use crate::spec::sandbox::Fate;
 use crate::threads::panics::contain;
 use crate::{fault, sys};
@@ -89,6 +90,7 @@ impl Host {
                 next_look = begun + begun.elapsed() * 50;
             }
             self.limiter.tidy();
+            forget_ended_trees();
             if let Some(records) = &self.records {
                 records.synchronize();
             }
