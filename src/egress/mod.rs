@@ -44,7 +44,7 @@ pub use check::{check, check_redirection};
 pub use listener::{EgressListener, MakeSocket};
 use report::VerdictLog;
 pub use report::{Report, VerdictRecord};
-use sockets::{Source, Worker};
+use sockets::{HandedOut, Source, Worker};
 
 /// Most filters of a workspace whose commands run at the same time. Each takes a port.
 const MAX_LISTENERS: usize = 16;
@@ -119,6 +119,7 @@ pub struct Exits {
     state: Mutex<ExitsState>,
     /// Those of commands.
     connections: Connections<TcpStream>,
+    handed_out: HandedOut,
 }
 
 #[derive(Default)]
@@ -143,6 +144,7 @@ impl Exits {
             log: VerdictLog::default(),
             state: Mutex::default(),
             connections: Connections::new(),
+            handed_out: HandedOut::default(),
         })
     }
 

@@ -4,7 +4,7 @@
 //! The thread ends some time after the last command. A command that calls it but gets no processor time can delay the
 //! thread, and with it the other commands of its workspace, but not those of other workspaces.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicUsize;
@@ -39,6 +39,10 @@ const ROOM_BYTES: usize = SMALL_STACK_BYTES + (1 << 20);
 
 /// Most sockets on which the programs of a workspace look up names.
 const MAX_RESOLVERS: usize = 64;
+
+/// How many of the sockets that the programs of a workspace have got are known. One that is not connected before so many others
+/// were made is of no use.
+const MAX_HANDED_OUT: usize = if cfg!(test) { 4 } else { 4096 };
 
 /// Most names that are looked up for a workspace at the same time. Further questions are dropped: programs ask again.
 const MAX_LOOK_UPS: usize = 16;
@@ -372,7 +376,11 @@ impl Served {
         let socket = if is_transparent && is_datagram {
             self.add_resolver(listener, is_non_blocking)?
         } else {
-            self.socket(listener, is_non_blocking)?
+            let socket = self.socket(listener, is_non_blocking)?;
+            self.exits
+                .handed_out
+                .add(sys::socket_cookie(socket.as_fd())?);
+            socket
         };
         match calls.answer(*call, socket.as_fd(), is_close_on_exec) {
             Ok(()) if is_transparent && !is_datagram => self.copies.keep(socket),
@@ -545,7 +553,7 @@ struct Connection {
 /// Accepts a connection of a command; `None` if there is none to serve.
 fn accept(exits: &Exits, listener: Arc<EgressListener>) -> Option<Connection> {
     let (socket, peer) = listener.tcp().accept().ok()?;
-    if !is_of_user(exits, &listener, peer) || sys::is_scarce(socket.as_fd()) {
+    if !is_of_command(exits, &listener, peer) || sys::is_scarce(socket.as_fd()) {
         return None;
     }
     let socket = Arc::new(socket);
@@ -583,12 +591,32 @@ fn accept(exits: &Exits, listener: Arc<EgressListener>) -> Option<Connection> {
 }
 
 /// Whether a connection comes from a command of the workspace: other users of the machine can connect to its egress
-/// listener too.
-fn is_of_user(exits: &Exits, listener: &EgressListener, peer: SocketAddr) -> bool {
+/// listener too. The user is not enough: a sandbox that had the same uid before may have given sockets of its own to another one.
+fn is_of_command(exits: &Exits, listener: &EgressListener, peer: SocketAddr) -> bool {
     let was_redirected = listener.take_redirected(peer);
     let Some(user) = exits.user.filter(|_| !listener.is_inside()) else {
         return true;
     };
     // The kernel does not tell the owner of a socket that the program has closed meanwhile.
-    sys::tcp_peer_uid(listener.address().into(), peer).map_or(was_redirected, |uid| uid == user.uid)
+    sys::tcp_peer(listener.address().into(), peer).map_or(was_redirected, |peer| {
+        peer.uid == user.uid && exits.handed_out.has(peer.cookie)
+    })
+}
+
+/// The sockets that commands were given, by their cookies: the latest ones, because nobody tells which are closed.
+#[derive(Default)]
+pub(super) struct HandedOut(Mutex<VecDeque<u64>>);
+
+impl HandedOut {
+    fn add(&self, cookie: u64) {
+        let mut cookies = lock(&self.0);
+        if cookies.len() == MAX_HANDED_OUT {
+            cookies.pop_front();
+        }
+        cookies.push_back(cookie);
+    }
+
+    fn has(&self, cookie: u64) -> bool {
+        lock(&self.0).contains(&cookie)
+    }
 }

@@ -107,7 +107,9 @@ impl Host {
         let deadline = Instant::now() + ANSWER_LIMIT;
         let mut table = self.table();
         let doomed = table.changing.clone();
-        doomed.iter().for_each(|id| table.doomed.add(id));
+        for id in &doomed {
+            table.doomed.add(id);
+        }
         let left = deadline.saturating_duration_since(Instant::now());
         let is_changing = |table: &mut SandboxTable| !table.changing.is_empty();
         let (mut table, _) = self.changed.wait_while_for(table, left, is_changing);

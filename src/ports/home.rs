@@ -20,6 +20,8 @@ use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::port::{Listener, Port, is_exhaustion, unreachable};
+use super::{Listing, MAX_LISTED};
+use crate::client::Stopped;
 use crate::codec::sort::sort;
 use crate::error::{Error, Result, cause};
 use crate::sys::{User, refuse_descriptors};
@@ -33,9 +35,6 @@ const DIRECTORY: [&str; 2] = [".sbx", "proxy"];
 const SUFFIX: &str = ".sock";
 
 const MAX_NAME_BYTES: usize = 64;
-
-/// How many sockets a list has at most, because a sandbox can make any number of them.
-const MAX_LISTED: usize = if cfg!(test) { 8 } else { 1000 };
 
 /// The sockets of one home.
 pub struct Sockets {
@@ -162,11 +161,11 @@ impl Sockets {
     }
 
     /// All sockets, with or without a server.
-    pub(super) fn list(&self) -> Result<Vec<Listener>> {
-        let failed = |errno| Error::system("cannot list $SBX_PROXY_DIR", errno);
+    pub(super) fn list(&self, listing: &mut Listing<'_>) -> std::result::Result<(), Stopped> {
+        let failed = |errno| Stopped::Failed(Error::system("cannot list $SBX_PROXY_DIR", errno));
         let directory = match self.directory(OFlag::O_RDONLY) {
             // The sandbox has removed it.
-            Err(Errno::ENOENT) => return Ok(Vec::new()),
+            Err(Errno::ENOENT) => return Ok(()),
             other => other.map_err(failed)?,
         };
         // `Dir` takes the first descriptor.
@@ -177,25 +176,30 @@ impl Sockets {
             status.is_ok_and(|status| self.objection(&status).is_none())
         };
         let mut directory = Dir::from_fd(directory).map_err(failed)?;
+        let path = DIRECTORY.join("/");
         let mut names = Vec::new();
         for entry in directory.iter() {
+            listing.pass()?;
             let entry = entry.map_err(failed)?;
             let name = entry.file_name().to_bytes().strip_suffix(SUFFIX.as_bytes());
-            names.extend(name.and_then(parse).filter(is_ours));
+            let Some(name) = name.and_then(parse).filter(is_ours) else {
+                continue;
+            };
+            listing.charge(Listener::bytes(path.len() + 2 * name.len()))?;
+            names.push(name);
             if names.len() == MAX_LISTED {
                 break;
             }
         }
         sort(&mut names);
-        let path = DIRECTORY.join("/");
-        Ok(names
-            .into_iter()
-            .map(|name| Listener {
+        for name in names {
+            listing.add(Listener {
                 address: format!("{path}/{name}{SUFFIX}"),
                 port: Port::Socket(name),
                 process: None,
-            })
-            .collect())
+            });
+        }
+        Ok(())
     }
 }
 
@@ -225,7 +229,10 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
+    use crate::client::Interrupt;
     use crate::error::Kind;
+    use crate::limits::ledger::Budget;
+    use crate::ports::{Never, Ports, TcpPortsInside};
 
     #[test]
     fn names_are_plain() {
@@ -267,6 +274,17 @@ mod tests {
             directory.join(format!("{name}{SUFFIX}"))
         }
 
+        fn list(&self) -> std::result::Result<Vec<Listener>, Stopped> {
+            let (home, owner) = (Arc::clone(&self.sockets.home), self.sockets.owner);
+            let ports = Ports::home(home, owner, TcpPortsInside::Given(Vec::new()));
+            let budget = Budget::new(1 << 20).whole();
+            Ok(ports.list(&budget, &mut Never)?.listeners)
+        }
+
+        fn listed(&self) -> Vec<Listener> {
+            self.list().ok().unwrap()
+        }
+
         #[track_caller]
         fn refuse(&self, name: &str, cause: &str) {
             let error = self
@@ -296,7 +314,7 @@ mod tests {
         while listener.accept().is_ok() {}
         assert!(home.sockets.is_listening("app"));
         assert!(listener.accept().is_err());
-        let listed = home.sockets.list().unwrap();
+        let listed = home.listed();
         assert_eq!(listed.len(), 1);
         assert_eq!(listed[0].port, Port::Socket("app".to_owned()));
         drop(listener);
@@ -312,13 +330,13 @@ mod tests {
         home.refuse("missing", "there is no such socket");
         home.refuse("link", "links are not followed");
         home.refuse("file", "it is not a socket");
-        assert_eq!(home.sockets.list().unwrap().len(), 1);
+        assert_eq!(home.listed().len(), 1);
         // The same files, in the eyes of another owner.
         let mine = nix::unistd::geteuid().as_raw();
         let other = Home::new("others", mine + 1);
         let _listener = UnixListener::bind(other.socket("app")).unwrap();
         other.refuse("app", "not to the sandbox");
-        assert_eq!(other.sockets.list().unwrap().len(), 0);
+        assert_eq!(other.listed().len(), 0);
     }
 
     #[test]
@@ -331,13 +349,32 @@ mod tests {
                 fs::write(home.socket(&format!("{part}{number}")), "").unwrap();
             }
         }
-        let listed = home.sockets.list().unwrap();
+        let listed = home.listed();
         let names: Vec<_> = listed.iter().map(|found| found.port.to_string()).collect();
         assert_eq!(names, ["a", "b", "c"]);
         for number in 0..2 * MAX_LISTED {
             listeners.push(UnixListener::bind(home.socket(&format!("d{number}"))).unwrap());
         }
-        assert_eq!(home.sockets.list().unwrap().len(), MAX_LISTED);
+        assert_eq!(home.listed().len(), MAX_LISTED);
+    }
+
+    /// What is no socket takes as long to look at.
+    #[test]
+    fn a_long_list_is_interrupted() {
+        struct Now;
+        impl Interrupt for Now {
+            fn check(&mut self) -> std::result::Result<(), Stopped> {
+                Err(Stopped::Due)
+            }
+        }
+        let home = Home::of_mine("long");
+        for number in 0..200 {
+            fs::write(home.socket(&number.to_string()), "").unwrap();
+        }
+        let (directory, owner) = (Arc::clone(&home.sockets.home), home.sockets.owner);
+        let ports = Ports::home(directory, owner, TcpPortsInside::Given(Vec::new()));
+        let budget = Budget::new(1 << 20).whole();
+        assert!(matches!(ports.list(&budget, &mut Now), Err(Stopped::Due)));
     }
 
     #[test]
@@ -364,7 +401,7 @@ mod tests {
         fs::rename(&directory, &aside).unwrap();
         symlink(&aside, &directory).unwrap();
         home.refuse("app", "a link");
-        assert!(home.sockets.list().is_err());
+        assert!(home.list().is_err());
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -11,6 +12,8 @@ use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockType, SockaddrStorage, connect as connect_socket};
 
 use super::port::{Listener, Owner, Port, is_exhaustion, unreachable};
+use super::{Listing, MAX_LISTED};
+use crate::client::Stopped;
 use crate::codec::sort::{sort, sort_by};
 use crate::confine::Namespaces;
 use crate::error::{Error, Kind, Result};
@@ -165,60 +168,110 @@ pub(super) fn is_listening(port: u16) -> bool {
 /// Whether `/proc/net`, as it is in these namespaces, has a server that listens on the port of the loopback
 /// interface.
 pub(super) fn is_in_table(port: u16, namespaces: Option<&Namespaces>) -> std::io::Result<bool> {
-    let mut found = false;
-    for_each_listening(namespaces, &mut |socket| {
+    let mut is_found = false;
+    let mut look = |socket: Socket| {
         let is_reachable = socket.address.is_unspecified() || LOOPBACK.contains(&socket.address);
-        found |= socket.port == port && is_reachable;
-    })?;
-    Ok(found)
+        is_found = socket.port == port && is_reachable;
+        if is_found {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    };
+    for_each_listening(namespaces, &mut look)?;
+    Ok(is_found)
 }
 
 /// All listening sockets with their processes.
-pub(super) fn list() -> Result<Vec<Listener>> {
-    let mut sockets = listening(None)?;
+pub(super) fn list(listing: &mut Listing<'_>) -> std::result::Result<(), Stopped> {
+    let sockets = listening(None, usize::MAX, |_| true, listing)?;
+    let mut sockets: Vec<_> = sockets.into_iter().map(|socket| (socket, None)).collect();
     find_owners(&mut sockets);
-    Ok(shown(sockets))
+    for (_, owner) in &sockets {
+        let command = owner.as_ref().map_or(0, |owner| owner.command.len());
+        listing.charge(Listener::bytes(command))?;
+    }
+    show(sockets, listing);
+    Ok(())
 }
 
 /// The listening sockets on these ports.
-pub(super) fn list_of(ports: &[u16]) -> Result<Vec<Listener>> {
-    if ports.is_empty() {
-        return Ok(Vec::new());
+pub(super) fn list_of(
+    ports: &[u16],
+    listing: &mut Listing<'_>,
+) -> std::result::Result<(), Stopped> {
+    if !ports.is_empty() {
+        let is_given = |socket: &Socket| ports.contains(&socket.port);
+        show_without_owners(listening(None, MAX_LISTED, is_given, listing)?, listing);
     }
-    let mut sockets = listening(None)?;
-    sockets.retain(|(socket, _)| ports.contains(&socket.port));
-    Ok(shown(sockets))
+    Ok(())
 }
 
 /// The listening sockets of a sandbox with a network of its own; without those that the server has there.
-pub(super) fn list_inside(namespaces: &Namespaces, owner: User) -> Result<Vec<Listener>> {
-    let mut sockets = listening(Some(namespaces))?;
-    sockets.retain(|(socket, _)| socket.uid == owner.uid);
-    Ok(shown(sockets))
+pub(super) fn list_inside(
+    namespaces: &Namespaces,
+    owner: User,
+    listing: &mut Listing<'_>,
+) -> std::result::Result<(), Stopped> {
+    let is_own = |socket: &Socket| socket.uid == owner.uid;
+    let sockets = listening(Some(namespaces), MAX_LISTED, is_own, listing)?;
+    show_without_owners(sockets, listing);
+    Ok(())
 }
 
 /// A listening socket and its process, once that is known.
 type Found = (Socket, Option<Owner>);
 
-fn listening(namespaces: Option<&Namespaces>) -> Result<Vec<Found>> {
+/// The first listening sockets of a kind, at most so many.
+fn listening(
+    namespaces: Option<&Namespaces>,
+    most: usize,
+    is_meant: impl Fn(&Socket) -> bool,
+    listing: &mut Listing<'_>,
+) -> std::result::Result<Vec<Socket>, Stopped> {
     let mut sockets = Vec::new();
-    let mut add = |socket| sockets.push((socket, None));
-    for_each_listening(namespaces, &mut add).map_err(|error| {
+    let mut stopped = None;
+    let mut add = |socket: Socket| {
+        let added = listing.pass().and_then(|()| {
+            if is_meant(&socket) {
+                listing.charge(Listener::bytes(socket.address.to_string().len()))?;
+                sockets.push(socket);
+            }
+            Ok(())
+        });
+        stopped = added.err();
+        if stopped.is_some() || sockets.len() >= most {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    };
+    let read = for_each_listening(namespaces, &mut add);
+    if let Some(stopped) = stopped {
+        return Err(stopped);
+    }
+    read.map_err(|error| {
         let text = format!("cannot list ports: /proc/net/tcp: {error}");
-        Error::new(Kind::System, text)
+        Stopped::Failed(Error::new(Kind::System, text))
     })?;
     Ok(sockets)
 }
 
-fn shown(mut sockets: Vec<Found>) -> Vec<Listener> {
+fn show_without_owners(sockets: Vec<Socket>, listing: &mut Listing<'_>) {
+    let sockets = sockets.into_iter().map(|socket| (socket, None));
+    show(sockets.collect(), listing);
+}
+
+fn show(mut sockets: Vec<Found>, listing: &mut Listing<'_>) {
     let key = |(socket, _): &Found| (socket.port, socket.address);
     sort_by(&mut sockets, |one, other| key(one).cmp(&key(other)));
-    let show = |(socket, process): Found| Listener {
-        port: Port::Number(socket.port),
-        address: socket.address.to_string(),
-        process,
-    };
-    sockets.into_iter().map(show).collect()
+    for (socket, process) in sockets {
+        listing.add(Listener {
+            port: Port::Number(socket.port),
+            address: socket.address.to_string(),
+            process,
+        });
+    }
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -229,13 +282,13 @@ struct Socket {
     inode: u64,
 }
 
-/// Calls `found` for every listening socket.
+/// Calls `found` for every listening socket until it breaks off.
 ///
 /// # Errors
 /// `/proc/net/tcp` cannot be read.
 fn for_each_listening(
     namespaces: Option<&Namespaces>,
-    found: &mut dyn FnMut(Socket),
+    found: &mut dyn FnMut(Socket) -> ControlFlow<()>,
 ) -> std::io::Result<()> {
     for (table, optional) in [("tcp", false), ("tcp6", true)] {
         let file = match namespaces {
@@ -252,7 +305,11 @@ fn for_each_listening(
         // does not generate what is not read.
         for line in BufReader::with_capacity(4096, file).lines().skip(1) {
             match parse_line(&line?) {
-                Line::Listening(socket) => found(socket),
+                Line::Listening(socket) => {
+                    if found(socket).is_break() {
+                        return Ok(());
+                    }
+                }
                 Line::Connection => break,
                 Line::Unknown => {}
             }
@@ -351,6 +408,8 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
+    use crate::limits::ledger::Budget;
+    use crate::ports::{Never, Ports};
 
     #[test]
     fn a_port_is_written_in_one_way() {
@@ -423,7 +482,11 @@ mod tests {
                 std::thread::yield_now();
             }
             assert!(connect(port, None, Duration::from_secs(1)).is_ok());
-            let all = list().unwrap();
+            let budget = Budget::new(1 << 20).whole();
+            let all = Ports::machine()
+                .list(&budget, &mut Never)
+                .unwrap()
+                .listeners;
             let found = all
                 .iter()
                 .find(|found| found.port == Port::Number(port))

@@ -13,12 +13,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::client::{Client, Disconnected, KeepAlive};
+use crate::client::{Client, Disconnected, Interrupt, KeepAlive, Stopped};
 use crate::confine::Namespaces;
 use crate::error::{Error, Kind, Result};
+use crate::limits::ledger::{Charge, Item, Ledger};
 use crate::limits::together::Connections;
 use crate::sys::User;
 use crate::threads::lock::CountedPlace;
+use crate::threads::priority::{BackgroundTurn, BackgroundWork};
 use port::unreachable;
 
 pub use port::{Listener, Port};
@@ -35,6 +37,15 @@ const LATENESS: u32 = 16;
 
 /// Most clients that wait for ports of one workspace at once. Each has a thread, which looks a few times a second.
 const MAX_WAITS: usize = 64;
+
+/// Most TCP ports, and most sockets, that are listed of a sandbox.
+const MAX_LISTED: usize = if cfg!(test) { 8 } else { 1000 };
+
+/// A list that takes no more is not charged.
+const FREE_LIST_BYTES: usize = 64 * 1024;
+
+/// How many are looked at before others come first.
+const PASSED_BETWEEN_LOOKS: usize = 64;
 
 /// The ports of a workspace.
 pub struct Ports {
@@ -77,10 +88,10 @@ impl TcpPortsInside {
         }
     }
 
-    fn list(&self, owner: User) -> Result<Vec<Listener>> {
+    fn list(&self, owner: User, listing: &mut Listing<'_>) -> std::result::Result<(), Stopped> {
         match self {
-            Self::Given(given) => machine::list_of(given),
-            Self::All(namespaces) => machine::list_inside(namespaces, owner),
+            Self::Given(given) => machine::list_of(given, listing),
+            Self::All(namespaces) => machine::list_inside(namespaces, owner, listing),
         }
     }
 }
@@ -184,19 +195,33 @@ impl Ports {
         }
     }
 
-    /// All ports with a server, in order.
+    /// All ports with a server, in order: of a sandbox, at most [`MAX_LISTED`] TCP ports and as many sockets.
     ///
     /// # Errors
-    /// `/proc/net/tcp` or the directory of the sockets cannot be read.
-    pub fn list(&self) -> Result<Vec<Listener>> {
+    /// `/proc/net/tcp` or the directory of the sockets cannot be read; `OverLimit`; it was interrupted.
+    pub fn list(
+        &self,
+        ledger: &Arc<Ledger>,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<Listed, Stopped> {
+        let charge = ledger.charge(Item::Responses, 0).map_err(Error::from);
+        let mut listing = Listing {
+            listed: Listed {
+                listeners: Vec::new(),
+                bytes: 0,
+                charge: charge?,
+            },
+            passed: 0,
+            interrupt,
+        };
         match &self.backend {
-            Backend::Machine => machine::list(),
+            Backend::Machine => machine::list(&mut listing)?,
             Backend::Home(sockets, tcp_ports) => {
-                let mut all = tcp_ports.list(sockets.owner())?;
-                all.extend(sockets.list()?);
-                Ok(all)
+                tcp_ports.list(sockets.owner(), &mut listing)?;
+                sockets.list(&mut listing)?;
             }
         }
+        Ok(listing.listed)
     }
 
     fn is_listening(&self, port: &Port) -> bool {
@@ -212,11 +237,11 @@ impl Ports {
         }
     }
 
-    /// Prepares to wait for a port.
+    /// Prepares to wait for a port. Each look is part of the workspace's `work`.
     ///
     /// # Errors
     /// `OverLimit` if as many clients wait for ports of this workspace as may.
-    pub fn wait(self: &Arc<Self>, port: Port) -> Result<Wait> {
+    pub fn wait(self: &Arc<Self>, port: Port, work: &Arc<BackgroundWork>) -> Result<Wait> {
         let Some(place) = CountedPlace::take(&self.waits, MAX_WAITS) else {
             let text = format!(
                 "cannot wait for port {port}: {MAX_WAITS} requests wait for ports of this sandbox, and no more may"
@@ -225,15 +250,60 @@ impl Ports {
         };
         Ok(Wait {
             ports: Arc::clone(self),
+            work: Arc::clone(work),
             port,
             _place: place,
         })
     }
 }
 
+/// The servers of a workspace.
+pub struct Listed {
+    pub listeners: Vec<Listener>,
+    /// What they take, and what is written of them.
+    pub bytes: usize,
+    pub charge: Charge,
+}
+
+/// A list that is being made. It is charged as it grows, because a sandbox can have any number of servers; and others come
+/// before it.
+struct Listing<'l> {
+    listed: Listed,
+    passed: usize,
+    interrupt: &'l mut dyn Interrupt,
+}
+
+impl Listing<'_> {
+    /// One more is looked at.
+    fn pass(&mut self) -> std::result::Result<(), Stopped> {
+        self.passed += 1;
+        if self.passed.is_multiple_of(PASSED_BETWEEN_LOOKS) {
+            self.interrupt.check()?;
+        }
+        Ok(())
+    }
+
+    /// One more is to be listed.
+    fn charge(&mut self, bytes: usize) -> std::result::Result<(), Stopped> {
+        let listed = &mut self.listed;
+        listed.bytes += bytes;
+        // A short list costs nothing.
+        if listed.bytes > FREE_LIST_BYTES && listed.bytes > listed.charge.bytes() {
+            let charged = listed.charge.set(listed.bytes + FREE_LIST_BYTES);
+            charged.map_err(Error::from)?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, listener: Listener) {
+        self.listed.listeners.push(listener);
+    }
+}
+
 /// One client's wait for a port.
 pub struct Wait {
     ports: Arc<Ports>,
+    work: Arc<BackgroundWork>,
     port: Port,
     _place: CountedPlace,
 }
@@ -257,7 +327,10 @@ impl Wait {
         let begun = Instant::now();
         let deadline = limit.and_then(|limit| begun.checked_add(limit));
         let mut keep_alive = KeepAlive::new();
+        let mut turn = BackgroundTurn::of_this_thread(&self.work);
         loop {
+            // Where the kernel lists all servers for each look, a sandbox decides how long a look takes.
+            let _owes_more = turn.give_way();
             if self.ports.is_listening(&self.port) {
                 return Ok(true);
             }
@@ -270,5 +343,47 @@ impl Wait {
             let until = deadline.map_or(again, |deadline| deadline.min(again));
             keep_alive.wait(client, None, Some(until))?;
         }
+    }
+}
+
+/// What never interrupts.
+#[cfg(test)]
+struct Never;
+
+#[cfg(test)]
+impl Interrupt for Never {
+    fn check(&mut self) -> std::result::Result<(), Stopped> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::ledger::Budget;
+
+    #[test]
+    fn a_list_is_charged_as_it_grows() {
+        let budget = Budget::new(1 << 20);
+        let (ledger, mut never) = (budget.whole(), Never);
+        let mut listing = Listing {
+            listed: Listed {
+                listeners: Vec::new(),
+                bytes: 0,
+                charge: ledger.charge(Item::Responses, 0).ok().unwrap(),
+            },
+            passed: 0,
+            interrupt: &mut never,
+        };
+        let one = Listener::bytes(10);
+        let count = (0..10_000)
+            .take_while(|_| listing.charge(one).is_ok())
+            .count();
+        assert!((1 << 18..=1 << 20).contains(&(count * one)), "{count}");
+        let refused = listing.charge(one);
+        let Err(Stopped::Failed(error)) = refused else {
+            panic!("it was not refused");
+        };
+        assert_eq!(error.kind(), Kind::OverLimit);
     }
 }

@@ -47,10 +47,9 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// At least the bytes that it takes, in memory and as JSON.
-    pub fn size(&self) -> usize {
-        let command = self.process.as_ref().map_or(0, |owner| owner.command.len());
-        512 + 8 * (self.address.len() + command)
+    /// At least the bytes that one takes whose texts have this length, in memory and as JSON.
+    pub(super) fn bytes(texts: usize) -> usize {
+        512 + 8 * texts
     }
 }
 

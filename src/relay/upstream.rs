@@ -4,6 +4,7 @@
 //! It also holds what `mod` and `tunnel` share: which header fields pass, the size of a read, and the one
 //! place that polls both sockets.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -350,25 +351,29 @@ pub fn wants_upgrade(head: &Head) -> bool {
 
 /// The fields that are not about the connection on which they came.
 pub(super) fn end_to_end(fields: &Fields) -> impl Iterator<Item = (&str, &[u8])> {
-    let named: Vec<String> = fields.connection_options().collect();
+    // A set, because a head has room for thousands of options and hundreds of fields.
+    let named = fields.connection_options();
+    let named: HashSet<Vec<u8>> = named
+        .map(|option| spelled_alike(&option).collect())
+        .collect();
     fields.iter().filter(move |(name, _)| {
-        !HOP_BY_HOP
-            .iter()
-            .copied()
-            .chain(named.iter().map(String::as_str))
-            .any(|other| is_same_field(name, other))
+        !HOP_BY_HOP.iter().any(|other| is_same_field(name, other))
+            && (named.is_empty() || !named.contains(&spelled_alike(name).collect::<Vec<_>>()))
     })
 }
 
 /// Whether a server may take a field for another one. CGI makes upper case and underscores of their names (RFC 3875
 /// section 4.1.18), and so do interfaces after it, such as WSGI; some servers make underscores of all punctuation.
 pub fn is_same_field(name: &str, other: &str) -> bool {
-    let letter = |byte: u8| match byte.to_ascii_lowercase() {
+    name.len() == other.len() && spelled_alike(name).eq(spelled_alike(other))
+}
+
+/// What is the same for names that [a server may take for one another](is_same_field).
+fn spelled_alike(name: &str) -> impl Iterator<Item = u8> {
+    name.bytes().map(|byte| match byte.to_ascii_lowercase() {
         byte if byte.is_ascii_alphanumeric() => byte,
         _ => b'_',
-    };
-    let bytes = name.bytes().map(letter);
-    name.len() == other.len() && bytes.eq(other.bytes().map(letter))
+    })
 }
 
 pub(super) fn append_fields<'f>(
@@ -473,6 +478,18 @@ impl ReadSize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::parse::{Progress, response_head};
+
+    #[test]
+    fn connection_options_name_fields_in_every_spelling() {
+        let head = b"HTTP/1.1 200 OK\r\nConnection: X-One, x_two,,close\r\nx-one: 1\r\nX_TWO: 2\r\nX.Two: 2\r\n\
+            X-Three: 3\r\nKeep_Alive: 4\r\n\r\n";
+        let Ok(Progress::Complete(head, _)) = response_head(head) else {
+            panic!("it is a head");
+        };
+        let passed: Vec<_> = end_to_end(&head.fields).collect();
+        assert_eq!(passed, [("X-Three", &b"3"[..])]);
+    }
 
     #[test]
     fn a_listed_name_stands_for_itself_or_for_what_begins_so() {

@@ -83,6 +83,36 @@ pub fn tcp_peer_uid(local: SocketAddr, peer: SocketAddr) -> Option<libc::uid_t> 
     SocketDiag::open().ok()?.tcp_peer_uid(local, peer).ok()?
 }
 
+/// The socket at the other end of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TcpPeer {
+    /// Who has made it.
+    pub uid: libc::uid_t,
+    /// No other socket has or had the same.
+    pub cookie: u64,
+}
+
+/// The socket at the other end of a connection; see [`SocketDiag::tcp_peer_uid`].
+pub fn tcp_peer(local: SocketAddr, peer: SocketAddr) -> Option<TcpPeer> {
+    SocketDiag::open().ok()?.tcp_peer(local, peer).ok()?
+}
+
+/// The number that the kernel knows a socket by, which no other one has or had (socket(7), `SO_COOKIE`).
+///
+/// # Errors
+/// Those of getsockopt(2).
+pub fn socket_cookie(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
+    let mut cookie = 0_u64;
+    let mut length = libc::socklen_t::try_from(size_of_val(&cookie)).unwrap_or(0);
+    // SAFETY: the kernel writes at most `length` bytes of the number.
+    let result = unsafe {
+        let pointer = (&raw mut cookie).cast();
+        let (level, option) = (libc::SOL_SOCKET, libc::SO_COOKIE);
+        libc::getsockopt(socket.as_raw_fd(), level, option, pointer, &raw mut length)
+    };
+    Errno::result(result).map(|_| cookie)
+}
+
 /// Asks about sockets, even when no more descriptors can be opened.
 pub struct SocketDiag(Channel);
 
@@ -106,12 +136,20 @@ impl SocketDiag {
         local: SocketAddr,
         peer: SocketAddr,
     ) -> Result<Option<libc::uid_t>, Errno> {
+        Ok(self.tcp_peer(local, peer)?.map(|peer| peer.uid))
+    }
+
+    /// The same, with which socket it is.
+    fn tcp_peer(&mut self, local: SocketAddr, peer: SocketAddr) -> Result<Option<TcpPeer>, Errno> {
         Ok(look_up(&self.0, peer, local)?.and_then(|socket| {
             let ends = [socket.local, socket.remote];
             let is_meant = ends == [peer, local].map(|end| (end.ip().to_canonical(), end.port()));
             let without_process = [SYN_RECEIVED, TIME_WAIT, CLOSED, LISTEN, NEW_SYN_RECEIVED];
             let is_held = socket.inode != 0 && !without_process.contains(&socket.state);
-            (is_meant && is_held).then_some(socket.uid)
+            (is_meant && is_held).then_some(TcpPeer {
+                uid: socket.uid,
+                cookie: socket.cookie,
+            })
         }))
     }
 }
@@ -163,6 +201,7 @@ struct Found {
     local: (IpAddr, u16),
     remote: (IpAddr, u16),
     uid: libc::uid_t,
+    cookie: u64,
     /// 0 if no process holds the socket.
     inode: u32,
 }
@@ -312,6 +351,7 @@ fn parse(body: &[u8]) -> Option<Found> {
         state: *body.get(1)?,
         local: end(4, 8)?,
         remote: end(6, 24)?,
+        cookie: u64::from(word(body, 44)?) | u64::from(word(body, 48)?) << 32,
         uid: word(body, 64)?,
         inode: word(body, 68)?,
     })

@@ -44,8 +44,8 @@ pub use descriptors::{
     are_few_left, clone_file, is_getting_scarce, is_scarce, prepare_descriptors,
 };
 pub use diag::{
-    SocketDiag, TcpState, is_delivered_here, is_tcp_listening, tcp_listener_uid, tcp_peer_uid,
-    tcp_state,
+    SocketDiag, TcpState, is_delivered_here, is_tcp_listening, socket_cookie, tcp_listener_uid,
+    tcp_peer, tcp_peer_uid, tcp_state,
 };
 pub use identity::{
     ActingAs, User, user_has_processes, withhold_capabilities_from_children,

@@ -15,7 +15,6 @@ use crate::client::Stopped;
 use crate::codec::fields::{JsonType, decoded, wrong_type};
 use crate::codec::object::object;
 use crate::error::{Error, Kind};
-use crate::ports::Listener;
 use crate::process::ring::Cursor;
 use crate::process::{Exit, Extent, OnDisconnect, Process};
 use crate::workspace::{MemorySource, SignalGroup};
@@ -224,10 +223,8 @@ pub(super) fn ports(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcom
                 JsonType::String => decoded("wait_for", port)?,
                 _ => return Err(wrong_type("wait_for", "a port", port).into()),
             };
-            let wait = call
-                .workspace
-                .ports
-                .wait(call.workspace.ports.parse(name.as_bytes())?)?;
+            let port = call.workspace.ports.parse(name.as_bytes())?;
+            let wait = call.workspace.wait_for_port(port)?;
             let listening = wait.run(Some(limit), call.client)?;
             Some((
                 name,
@@ -236,10 +233,11 @@ pub(super) fn ports(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcom
             ))
         }
     };
-    let listeners = call.workspace.ports.list()?;
+    let listed = call.workspace.list_ports(call.client)?;
     // As values they take more.
-    call.reserve(2 * listeners.iter().map(Listener::size).sum::<usize>())?;
-    let documents: Vec<Value> = listeners
+    call.reserve(2 * listed.bytes)?;
+    let documents: Vec<Value> = listed
+        .listeners
         .iter()
         .map(|listener| to_value(&ListenerDocument::of(listener)))
         .collect();
@@ -252,7 +250,7 @@ pub(super) fn ports(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcom
         };
         let _ = writeln!(text, "a server {state} on port {name}");
     }
-    for listener in &listeners {
+    for listener in &listed.listeners {
         let owner = listener
             .process
             .as_ref()

@@ -4,6 +4,8 @@
 //! errors to expect. Tests compare it with the server: here paths, methods, query parameters and
 //! error codes; in `tests/suite/contract.rs` requests that are made from it.
 
+use std::sync::LazyLock;
+
 use super::call::{Answer, Call};
 use crate::codec::carried::carried;
 use crate::http::{Body, Response};
@@ -14,8 +16,11 @@ pub(super) fn answer(_: &Call<'_, '_>) -> Answer {
     Ok(Response::new(200, Body::Bytes(document())).with_header("Content-Type", "application/json"))
 }
 
+/// Unpacked once: it takes milliseconds, and anybody can ask for it.
+static DOCUMENT: LazyLock<Vec<u8>> = LazyLock::new(|| carried!("openapi.json"));
+
 fn document() -> Vec<u8> {
-    carried!("openapi.json")
+    DOCUMENT.clone()
 }
 
 #[cfg(test)]

@@ -11,8 +11,7 @@ use crate::api::json::network::{TicketDocument, port_request};
 #[cfg(feature = "console")]
 use crate::http::Body;
 use crate::http::{Refusal, Response};
-use crate::limits::ledger::Item;
-use crate::ports::{Listener, Port};
+use crate::ports::Port;
 use crate::relay::{Cookies, FieldChanges};
 use crate::workspace::Workspace;
 
@@ -106,17 +105,11 @@ fn page_instead(call: &Call<'_, '_>, workspace: &Workspace, port: &Port, path: &
     Err(Refusal::new(403, "forbidden", text))
 }
 
-/// A list that takes no more is not charged before it is made.
-const FREE_LIST_BYTES: usize = 64 * 1024;
-
 /// `GET ports`.
-pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
-    let listeners = workspace.ports.list()?;
-    let bytes = listeners.iter().map(Listener::size).sum();
-    let many = if bytes > FREE_LIST_BYTES { bytes } else { 0 };
-    let room = workspace.ledger.charge(Item::Responses, many)?;
-    let documents = listeners.iter().map(ListenerDocument::of);
-    Ok(Response::json(&documents.collect::<Vec<_>>()).charged(room))
+pub(super) fn list(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let listed = workspace.list_ports(&mut call.interrupt())?;
+    let documents = listed.listeners.iter().map(ListenerDocument::of);
+    Ok(Response::json(&documents.collect::<Vec<_>>()).charged(listed.charge))
 }
 
 #[cfg(feature = "console")]
@@ -133,7 +126,7 @@ pub(super) fn ticket(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
 /// `GET ports/{port}/wait`.
 pub(super) fn wait(call: &Call<'_, '_>, workspace: &Workspace, port: Port) -> Answer {
     let limit = call.query.seconds("timeout")?;
-    let wait = workspace.ports.wait(port)?;
+    let wait = workspace.wait_for_port(port)?;
     Ok(json_later(call.ping_interval(), move |client| {
         let listening = wait.run(limit, client).ok()?;
         Some(Response::json(&PortDocument::of(wait.port(), listening)))

@@ -14,6 +14,7 @@ mod files;
 mod grep;
 mod hash;
 mod patch;
+mod ports;
 mod processes;
 mod search;
 mod terminals;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, getsockname};
 use serde_json::json;
 
-use super::needs_root;
+use super::{needs_root, with_users};
 use crate::fixture::{
     PATIENCE, Sandbox, Server, TempDir, assert_error, has_namespaces, may_look_into_processes,
     threads_of, wait_until,
@@ -331,4 +331,84 @@ fn temporary_files_of_ended_runs_do_not_add_up() {
         stop(&owner);
         resume(&owner);
     }
+}
+
+/// Gives sockets that are not connected to who listens at `$1`.
+const SOCKET_GIVER: &str = r"
+import socket, sys
+to = socket.socket(socket.AF_UNIX); to.connect(sys.argv[1])
+given = [socket.socket() for _ in range(8)]
+socket.send_fds(to, [b'x'], [one.fileno() for one in given])
+to.recv(1)
+";
+
+/// Takes sockets at `$1`. For each port in its input it asks the proxy there for what is at `$2`, by one of them and by one of
+/// its own, and says what came back.
+const SOCKET_TAKER: &str = r"
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX); listener.bind(sys.argv[1]); os.chmod(sys.argv[1], 0o777); listener.listen(1)
+giver = listener.accept()[0]
+taken = [socket.socket(fileno=one) for one in socket.recv_fds(giver, 1, 8)[1]]
+giver.sendall(b'x')
+print('taken', flush=True)
+for port in sys.stdin:
+    for name, one in (('own', socket.socket()), ('taken', taken.pop())):
+        try:
+            one.settimeout(5)
+            one.connect(('127.0.0.1', int(port)))
+            one.sendall(f'GET http://{sys.argv[2]}/ HTTP/1.1\r\nHost: {sys.argv[2]}\r\nConnection: close\r\n\r\n'.encode())
+            print(name, one.recv(4096)[:12], flush=True)
+        except OSError as error: print(name, 'refused', flush=True)
+    print('tried', flush=True)
+";
+
+/// The kernel remembers who has made a socket by the uid, which is another sandbox's after a deletion.
+#[test]
+fn sockets_that_a_deleted_sandbox_gave_away_do_not_pass_for_the_next_ones() {
+    needs_root!();
+    let server = with_users(2).start();
+    let outside = TcpListener::bind("127.0.0.1:0").unwrap();
+    let place = outside.local_addr().unwrap().to_string();
+    let shared = TempDir::new();
+    std::fs::set_permissions(shared.path(), Permissions::from_mode(0o777)).unwrap();
+    let socket = shared.join("taker");
+    let paths =
+        json!({ "isolation": "landlock", "network": "open", "read_write_paths": [shared.path()] });
+    let [first, accomplice] = [(); 2].map(|()| server.sandbox_with(&paths));
+    let taker = json!({ "cmd": ["python3", "-c", SOCKET_TAKER, socket, place] });
+    let taker = accomplice.spawn(&taker);
+    let taker = format!("processes/{}", taker["id"].as_str().unwrap());
+    wait_until("it listens", PATIENCE, || Path::new(&socket).exists());
+    let given = first.exec(&json!({ "cmd": ["python3", "-c", SOCKET_GIVER, socket] }));
+    assert_eq!(given.stderr, "");
+    let uid = first.uid;
+    first.delete();
+    let network = json!({ "mode": "allowlist", "allow": [place] });
+    let next = server.sandbox_with(&json!({ "isolation": "landlock", "network": network }));
+    assert_eq!(next.uid, uid);
+    next.spawn(&json!({ "cmd": "sleep 1000" }));
+    let proxy = next.sh("echo $HTTP_PROXY");
+    let port = proxy
+        .trim()
+        .rsplit(':')
+        .next()
+        .unwrap()
+        .trim_end_matches('/');
+    let input = format!("{port}\n");
+    let sent = accomplice.request("POST", &format!("{taker}/stdin"), input.as_bytes());
+    assert_eq!(sent.status, 200);
+    let said = || accomplice.get(&format!("{taker}/logs?follow=0")).text();
+    wait_until("it has tried", PATIENCE, || said().contains("tried"));
+    assert!(!said().contains("HTTP"), "{}", said());
+    outside.set_nonblocking(true).unwrap();
+    assert!(outside.accept().is_err(), "a connection was made");
+    // Its own programs are served.
+    outside.set_nonblocking(false).unwrap();
+    thread::scope(|scope| {
+        let client = scope.spawn(|| next.sh(&format!("curl -s http://{place}/")));
+        let (mut connection, _) = outside.accept().unwrap();
+        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello";
+        std::io::Write::write_all(&mut connection, answer).unwrap();
+        assert_eq!(client.join().unwrap(), "hello");
+    });
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::fixture::{PATIENCE, Sandbox, Server, Stop, exchange, is_root};
+use crate::fixture::{PATIENCE, Sandbox, Server, Stop, exchange, has_namespaces, is_root};
 use crate::skip;
 
 pub const PYTHON: &str = "/usr/bin/python3";
@@ -354,4 +354,28 @@ fn deleting_a_sandbox_ends_what_is_open_to_it() {
     let reply = upload.read_reply();
     assert!([502, 404].contains(&reply.status), "{}", reply.text());
     assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+}
+
+/// A sandbox can have any number of servers, and each takes memory of the server while they are listed.
+#[test]
+fn a_list_of_ports_has_an_end() {
+    const LISTEN: &str = r"
+import socket, time
+all = [socket.create_server(('127.0.0.1', 0)) for _ in range(900)]
+print('ready', flush=True)
+time.sleep(1000)
+";
+    need_sandboxes!();
+    if !has_namespaces() {
+        skip!("this machine has no namespaces");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox_with(&json!({ "isolation": "namespaces", "network": "blocked" }));
+    let _streams = [(); 2].map(|()| {
+        let mut stream = sandbox.exec_stream(&json!({ "cmd": ["python3", "-c", LISTEN] }));
+        assert!(stream.any(|event| event["data"] == "ready\n"));
+        stream
+    });
+    let listed = sandbox.get("ports").json();
+    assert_eq!(listed.as_array().unwrap().len(), 1000);
 }
