@@ -153,16 +153,15 @@ impl Namespaces {
         open_inside(&self.holder, path, OFlag::O_PATH | OFlag::O_CLOEXEC)
     }
 
-    /// Opens the sandbox's own directory of temporary files; `None` if a path of the machine covers it.
+    /// Opens the directories in memory that are the sandbox's own.
     ///
     /// # Errors
     /// That of open(2).
-    pub fn open_temporary(&self) -> std::result::Result<Option<OwnedFd>, Errno> {
-        let is_own = self.own_disks.contains(&TEMPORARY);
+    pub fn open_disks(&self) -> std::result::Result<Vec<(&'static str, OwnedFd)>, Errno> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        is_own
-            .then(|| open_inside(&self.holder, TEMPORARY, flags))
-            .transpose()
+        let own = self.own_disks.iter();
+        own.map(|path| Ok((*path, open_inside(&self.holder, path, flags)?)))
+            .collect()
     }
 
     /// Makes a socket in the network of these namespaces, which any thread can use.

@@ -599,7 +599,7 @@ fn is_of_command(exits: &Exits, listener: &EgressListener, peer: SocketAddr) -> 
     };
     // The kernel does not tell the owner of a socket that the program has closed meanwhile.
     sys::tcp_peer(listener.address().into(), peer).map_or(was_redirected, |peer| {
-        peer.uid == user.uid && exits.handed_out.has(peer.cookie)
+        peer.uid == user.uid && (was_redirected || exits.handed_out.has(peer.cookie))
     })
 }
 
@@ -618,5 +618,20 @@ impl HandedOut {
 
     fn has(&self, cookie: u64) -> bool {
         lock(&self.0).contains(&cookie)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_sockets_are_known() {
+        let handed_out = HandedOut::default();
+        for cookie in 1..=6 {
+            handed_out.add(cookie);
+        }
+        let known: Vec<_> = (0..8).filter(|cookie| handed_out.has(*cookie)).collect();
+        assert_eq!(known, [3, 4, 5, 6]);
     }
 }

@@ -168,11 +168,16 @@ impl Identity {
 }
 
 /// Opens a file that has been found (`O_PATH | O_NOFOLLOW`), unless that is a link or a pipe. Opening a pipe takes its lock,
-/// whatever the flags, and splice(2) keeps it for as long as whoever has the pipe open likes.
+/// whatever the flags, and splice(2) keeps it for as long as whoever has the pipe open likes. Where there is no /proc, `again`
+/// opens the file by its name, which may be another one's by then.
 ///
 /// # Errors
 /// As open(2): `ELOOP` for a link, `ENXIO` for a pipe.
-pub(super) fn open_found(found: &OwnedFd, flags: OFlag) -> nix::Result<OwnedFd> {
+pub(super) fn open_found(
+    found: &OwnedFd,
+    flags: OFlag,
+    again: impl FnOnce() -> nix::Result<OwnedFd>,
+) -> nix::Result<OwnedFd> {
     match FileKind::of(&fstat(found)?) {
         FileKind::Link => return Err(Errno::ELOOP),
         FileKind::Pipe => return Err(Errno::ENXIO),
@@ -181,7 +186,10 @@ pub(super) fn open_found(found: &OwnedFd, flags: OFlag) -> nix::Result<OwnedFd> 
     // The name here is a link to the file.
     let flags = flags.difference(OFlag::O_NOFOLLOW) | OFlag::O_CLOEXEC;
     let name = format!("/proc/self/fd/{}", found.as_raw_fd());
-    open(&*name, flags, Mode::empty())
+    match open(&*name, flags, Mode::empty()) {
+        Err(Errno::ENOENT) => again(),
+        opened => opened,
+    }
 }
 
 /// The content of the symbolic link `name` in `directory`; of the link that is open itself if `name`

@@ -58,7 +58,15 @@ impl NameAt {
     pub(super) fn open(&self, flags: OFlag) -> nix::Result<File> {
         let find = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let found = openat(&self.directory, &self.name[..], find, Mode::empty())?;
-        open_found(&found, flags | CAREFUL).map(File::from)
+        let again = || {
+            openat(
+                &self.directory,
+                &self.name[..],
+                flags | CAREFUL,
+                Mode::empty(),
+            )
+        };
+        open_found(&found, flags | CAREFUL, again).map(File::from)
     }
 
     /// Makes the file, and opens it for writing.

@@ -134,9 +134,14 @@ impl Root {
         }
     }
 
-    /// From here on there is a tree of temporary files, which begins at a directory on a file system of its own; or none.
-    pub fn set_temporary(&self, temporary: Option<OwnedFd>) {
-        self.temporary.set(temporary);
+    /// A run begins, with a tree of temporary files if it has one, and these file systems in memory.
+    pub fn begin_run(&self, temporary: Option<OwnedFd>, in_memory: &[OwnedFd]) {
+        self.temporary.begin(temporary, in_memory);
+    }
+
+    /// The run is over: there is no tree of temporary files any more.
+    pub fn end_run(&self) {
+        self.temporary.end();
     }
 
     /// Whether there is such a tree.
@@ -144,8 +149,8 @@ impl Root {
         self.temporary.start().is_some()
     }
 
-    /// How many of the trees of temporary files before this one a request, or a process of another sandbox, still keeps.
-    pub fn kept_temporaries(&self) -> usize {
+    /// Of how many runs, the present one included, a request or a process of another sandbox keeps something in memory.
+    pub fn kept_runs(&self) -> usize {
         self.temporary.count_kept()
     }
 
@@ -265,15 +270,16 @@ impl Root {
                 let flags = flags | OFlag::O_CLOEXEC;
                 openat(directory, path, flags, Mode::empty())
             }
+            // Neither opens a pipe.
             Resolution::Beneath { resolver, .. }
-                if flags.intersects(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CREAT) =>
+                if flags.intersects(OFlag::O_PATH | OFlag::O_DIRECTORY) =>
             {
                 resolver.open(directory, path, flags)
             }
             Resolution::Beneath { resolver, .. } => {
                 let find = OFlag::O_PATH | OFlag::O_NOFOLLOW;
-                let found = resolver.open(directory, path, find)?;
-                open_found(&found, flags)
+                let found = resolver.open(&directory, path, find)?;
+                open_found(&found, flags, || resolver.open(&directory, path, flags))
             }
         }
     }

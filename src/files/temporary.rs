@@ -1,26 +1,26 @@
-//! The tree of temporary files of a sandbox, which ends when its processes are stopped; and what others keep of those that
-//! have ended.
+//! The tree of temporary files of a sandbox, which ends when its processes are stopped; and what others keep in memory of
+//! the runs that have ended.
 //!
-//! A request that is in the tree keeps it in memory, with all that is in it, and so does a process of another sandbox that was
-//! given a file of it. The kernel tells when nobody does any more: whoever watches a directory learns that its file system was
-//! unmounted (inotify(7), `IN_UNMOUNT`), and does not keep it mounted by that.
+//! A run has file systems in memory. A request that is in one keeps it, with all that is in it, and so does a process of another
+//! sandbox that was given a file of it. The kernel tells when nobody does any more: whoever watches a directory learns that its
+//! file system was unmounted (inotify(7), `IN_UNMOUNT`), and does not keep it mounted by that.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock};
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 
 use crate::threads::lock::{Mutex, lock};
 
-/// The temporary files of one sandbox.
+/// The temporary files of one sandbox, and the file systems in memory of its runs.
 #[derive(Default)]
 pub(super) struct Temporary {
-    /// Where the present tree begins. The lock guards the value alone.
+    /// Where the tree of the present run begins. The lock guards the value alone.
     start: Mutex<Option<Arc<OwnedFd>>>,
-    /// How many of the trees before are still kept.
-    kept: Arc<AtomicUsize>,
+    /// For each run, how many of its file systems exist. The lock guards the list alone.
+    runs: Mutex<Vec<Arc<AtomicUsize>>>,
 }
 
 impl Temporary {
@@ -29,71 +29,87 @@ impl Temporary {
         lock(&self.start).clone()
     }
 
-    /// From here on the tree is this one, on a file system of its own; or there is none.
-    pub(super) fn set(&self, start: Option<OwnedFd>) {
-        let start = start.map(Arc::new);
-        let before = std::mem::replace(&mut *lock(&self.start), start);
-        if let Some(before) = before {
-            lock(&ENDED).note(&before, &self.kept);
+    /// A run begins: these are its file systems in memory, and this is where its temporary files are, if it has any.
+    pub(super) fn begin(&self, start: Option<OwnedFd>, all: &[OwnedFd]) {
+        if !all.is_empty() {
+            let run = Arc::new(AtomicUsize::new(all.len()));
+            let mut watched = lock(&WATCHED);
+            for directory in all {
+                watched.add(directory, &run);
+            }
+            drop(watched);
+            lock(&self.runs).push(run);
         }
+        *lock(&self.start) = start.map(Arc::new);
     }
 
-    /// How many of the trees before this one somebody still keeps.
+    /// The run is over.
+    pub(super) fn end(&self) {
+        *lock(&self.start) = None;
+    }
+
+    /// Of how many runs somebody keeps something, the present one included.
     pub(super) fn count_kept(&self) -> usize {
-        lock(&ENDED).look();
-        self.kept.load(Ordering::Relaxed)
+        forget_ended_trees();
+        let mut runs = lock(&self.runs);
+        runs.retain(|run| run.load(Ordering::Relaxed) > 0);
+        runs.len()
     }
 }
 
-/// Lets go of what it takes to know whether trees that have ended are still kept, once none is. Call it now and then.
+/// Lets go of what it takes to know whether trees are still kept, once there are none. Call it now and then.
 pub fn forget_ended_trees() {
-    lock(&ENDED).look();
+    let unused = lock(&WATCHED).look();
+    // Closing it can take the kernel a moment.
+    drop(unused);
 }
 
-/// The trees of all sandboxes that have ended. Locked while watches are made or events read, neither of which waits.
-static ENDED: LazyLock<Mutex<Ended>> = LazyLock::new(Mutex::default);
+/// The file systems of all runs. Locked while watches are made or events read, neither of which waits.
+static WATCHED: Mutex<Watched> = Mutex::new(Watched {
+    inotify: None,
+    counts: None,
+});
 
-/// Trees that have ended and may still be kept.
-#[derive(Default)]
-struct Ended {
-    /// `None` while there are none. The kernel has few instances.
+struct Watched {
+    /// `None` while there is nothing to watch. The kernel has few instances.
     inotify: Option<Inotify>,
-    /// Where each is counted.
-    kept: HashMap<WatchDescriptor, Arc<AtomicUsize>>,
+    /// Where each file system is counted.
+    counts: Option<HashMap<WatchDescriptor, Arc<AtomicUsize>>>,
 }
 
-impl Ended {
-    /// Counts a tree until it is gone. If the server has no instance of inotify or no watch left, it is not counted.
-    fn note(&mut self, tree: &OwnedFd, count: &Arc<AtomicUsize>) {
-        self.look();
+impl Watched {
+    /// Counts a file system until it is gone. If the server has no instance of inotify or no watch left, it counts for good.
+    fn add(&mut self, directory: &OwnedFd, count: &Arc<AtomicUsize>) {
         if self.inotify.is_none() {
             let flags = InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK;
             self.inotify = Inotify::init(flags).ok();
         }
-        let path = format!("/proc/self/fd/{}", tree.as_raw_fd());
+        let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
         // The event is sent whatever is asked for.
         let asked = AddWatchFlags::IN_DELETE_SELF;
         let watch = self.inotify.as_ref();
         let watch = watch.and_then(|inotify| inotify.add_watch(&*path, asked).ok());
         if let Some(watch) = watch {
-            count.fetch_add(1, Ordering::Relaxed);
-            self.kept.insert(watch, Arc::clone(count));
+            let counts = self.counts.get_or_insert_default();
+            counts.insert(watch, Arc::clone(count));
         }
     }
 
-    /// Takes those out of the count that have gone.
-    fn look(&mut self) {
+    /// Takes those out of the count that have gone. Returns the instance if it is needed no more.
+    fn look(&mut self) -> Option<Inotify> {
         let gone = AddWatchFlags::IN_UNMOUNT | AddWatchFlags::IN_IGNORED;
+        let counts = self.counts.get_or_insert_default();
         while let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {
             for event in events.iter().filter(|event| event.mask.intersects(gone)) {
-                if let Some(count) = self.kept.remove(&event.wd) {
+                if let Some(count) = counts.remove(&event.wd) {
                     count.fetch_sub(1, Ordering::Relaxed);
                 }
             }
         }
-        if self.kept.is_empty() {
-            self.inotify = None;
+        if counts.is_empty() {
+            return self.inotify.take();
         }
+        None
     }
 }
 
@@ -137,19 +153,23 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_that_has_ended_counts_as_long_as_somebody_has_a_file_of_it() {
+    fn a_run_counts_as_long_as_somebody_has_a_file_of_it() {
         let Some(first) = tree() else {
             return;
         };
         let temporary = Temporary::default();
         let file = format!("/proc/self/fd/{}/file", first.as_raw_fd());
         let file = File::open(file).unwrap();
-        temporary.set(Some(first));
-        assert_eq!(temporary.count_kept(), 0);
-        temporary.set(tree());
+        temporary.begin(None, &[first, tree().unwrap()]);
+        // Its second file system has gone.
         wait_for(&temporary, 1);
-        // Nobody has anything of the second.
-        temporary.set(None);
+        let second = tree().unwrap();
+        let start = second.try_clone().unwrap();
+        temporary.begin(Some(start), &[second]);
+        assert!(temporary.start().is_some());
+        wait_for(&temporary, 2);
+        temporary.end();
+        assert!(temporary.start().is_none());
         wait_for(&temporary, 1);
         drop(file);
         wait_for(&temporary, 0);

@@ -656,7 +656,7 @@ fn opened_existing(opened: nix::Result<File>, path: &FilePath) -> Result<File> {
     opened.map_err(|errno| match errno {
         Errno::ENXIO => Error::new(
             Kind::NotRegular,
-            format!("cannot write {path}: it is a socket, or a pipe that no process reads"),
+            format!("cannot write {path}: it is a socket, or a pipe that nobody reads or may write to here"),
         ),
         errno => opening_error(format_args!("cannot write {path}"), errno),
     })

@@ -19,7 +19,7 @@ use crate::egress::Exits;
 use crate::error::{Error, Kind, Result};
 use crate::files::Root;
 use crate::ports::{Ports, TcpPortsInside};
-use crate::spec::isolation::Isolation;
+use crate::spec::isolation::{Isolation, TEMPORARY};
 use crate::spec::network::NetworkPolicy;
 use crate::spec::sandbox::{Phase, ResourceLimits, SandboxSpec, Settings};
 use crate::threads::lock::Mutex;
@@ -259,9 +259,15 @@ impl Host {
         };
         let ports = Ports::home(Arc::clone(&home), user, tcp);
         // Before any command can change what is there.
-        let temporary = namespaces.as_ref().map(|inside| inside.open_temporary());
-        let temporary = temporary.transpose().map_err(|errno| {
-            Error::system("cannot open the temporary directory of a sandbox", errno)
+        let in_memory = namespaces.as_ref().map(|inside| inside.open_disks());
+        let in_memory = in_memory.transpose().map_err(|errno| {
+            Error::system("cannot open the directories of a sandbox in memory", errno)
+        })?;
+        let (names, in_memory): (Vec<_>, Vec<_>) = in_memory.into_iter().flatten().unzip();
+        let temporary = names.iter().position(|name| *name == TEMPORARY);
+        let temporary = temporary.map(|at| in_memory[at].try_clone());
+        let temporary = temporary.transpose().map_err(|error| {
+            Error::io("cannot open the temporary directory of a sandbox", &error)
         })?;
         let (shared, contexts) = (Arc::clone(&self.shared), self.contexts);
         let workspace = if let Some(former) = former {
@@ -272,7 +278,7 @@ impl Host {
             let root = Root::home(home, user);
             Workspace::new(root, confinement, ports, shared, ledger, contexts)
         };
-        workspace.set_temporary(temporary.flatten());
+        workspace.begin_run(temporary, &in_memory);
         if is_at_rest {
             workspace.close_processes();
         }

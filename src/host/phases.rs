@@ -117,7 +117,7 @@ impl Host {
         }
         // Its user may be another sandbox's when somebody still has this value.
         lock(&sandbox.is_ending).0 = true;
-        sandbox.workspace.set_temporary(None);
+        sandbox.workspace.end_run();
         sandbox.workspace.release();
         sandbox.limits.discard();
         if was_paused {
@@ -182,7 +182,7 @@ impl Host {
             // The files are those of the sandbox that stays as it was.
             *lock(&sandbox.current) = sandbox.phase;
             sandbox.take_back(before);
-            sandbox.workspace.set_temporary(None);
+            sandbox.workspace.end_run();
         })?;
         self.enter_phase(&started);
         log_of(id, format_args!("started"));

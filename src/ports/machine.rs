@@ -189,7 +189,7 @@ pub(super) fn list(listing: &mut Listing<'_>) -> std::result::Result<(), Stopped
     find_owners(&mut sockets);
     for (_, owner) in &sockets {
         let command = owner.as_ref().map_or(0, |owner| owner.command.len());
-        listing.charge(Listener::bytes(command))?;
+        listing.charge(8 * command)?;
     }
     show(sockets, listing);
     Ok(())

@@ -45,7 +45,7 @@ const MAX_LISTED: usize = if cfg!(test) { 8 } else { 1000 };
 const FREE_LIST_BYTES: usize = 64 * 1024;
 
 /// How many are looked at before others come first.
-const PASSED_BETWEEN_LOOKS: usize = 64;
+const PASSED_BETWEEN_LOOKS: usize = 16;
 
 /// The ports of a workspace.
 pub struct Ports {
@@ -330,7 +330,12 @@ impl Wait {
         let mut turn = BackgroundTurn::of_this_thread(&self.work);
         loop {
             // Where the kernel lists all servers for each look, a sandbox decides how long a look takes.
-            let _owes_more = turn.give_way();
+            while turn.give_way() {
+                if self.ports.is_closed.load(Ordering::Relaxed) {
+                    return Ok(false);
+                }
+                keep_alive.wait(client, None, Some(Instant::now()))?;
+            }
             if self.ports.is_listening(&self.port) {
                 return Ok(true);
             }

@@ -105,7 +105,8 @@ impl OpenCounts {
     }
 }
 
-/// While others hold up so many of its ended runs, a workspace does not run again.
+/// While others hold up so many threads of its ended runs, or keep files of so many of them in memory, a workspace does not run
+/// again.
 pub const MOST_HELD_RUNS: usize = 2;
 
 /// How long what nothing holds up may take to end with its run.

@@ -220,9 +220,14 @@ impl Workspace {
         self.root.files()
     }
 
-    /// Where its commands have temporary files of their own, from here on; `None` for nowhere.
-    pub fn set_temporary(&self, directory: Option<OwnedFd>) {
-        self.root.set_temporary(directory);
+    /// A run begins: where its commands have temporary files of their own, if they have any, and its file systems in memory.
+    pub fn begin_run(&self, temporary: Option<OwnedFd>, in_memory: &[OwnedFd]) {
+        self.root.begin_run(temporary, in_memory);
+    }
+
+    /// The run is over.
+    pub fn end_run(&self) {
+        self.root.end_run();
     }
 
     /// Checks that others do not hold up too much of the runs that have ended: pipes of its processes, and temporary files.
@@ -232,11 +237,11 @@ impl Workspace {
     pub fn check_held_runs(&self) -> Result<()> {
         let until = Instant::now() + END_LIMIT;
         self.processes.check_held_runs(END_LIMIT)?;
-        while self.root.kept_temporaries() >= MOST_HELD_RUNS {
+        while self.root.kept_runs() >= MOST_HELD_RUNS {
             if Instant::now() >= until {
                 let text = format!(
-                    "cannot start the sandbox: requests, or other processes, hold files of {MOST_HELD_RUNS} former runs of it in its /tmp; \
-                     end them"
+                    "cannot start the sandbox: requests, or other processes, hold files of {MOST_HELD_RUNS} former runs of it in its \
+                     /tmp or /dev/shm; end them"
                 );
                 return Err(Error::new(Kind::OverLimit, text));
             }

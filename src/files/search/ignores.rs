@@ -153,9 +153,11 @@ impl Ignores {
 
 fn read(directory: impl AsFd, name: &str) -> std::io::Result<Vec<u8>> {
     let find = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    let found = openat(directory, name, find, Mode::empty())?;
+    let found = openat(&directory, name, find, Mode::empty())?;
     let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
-    let file = open_found(&found, flags)?;
+    let careful = flags | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let again = || openat(&directory, name, careful, Mode::empty());
+    let file = open_found(&found, flags, again)?;
     if FileKind::of(&fstat(&file)?) != FileKind::Regular {
         return Err(Errno::EINVAL.into());
     }

@@ -317,6 +317,10 @@ fn without_proc_a_server_serves() {
         assert_eq!(reply.status, 200, "{}", reply.text());
     }
     assert_eq!(fs::read_to_string(dir.join("file")).unwrap(), text);
+    let part = format!("/v1/files/write?path={}&offset=1", dir.join("file"));
+    assert_eq!(server.put(&part, b"part").status, 200);
+    let changed = fs::read_to_string(dir.join("file")).unwrap();
+    assert!(changed[1..].starts_with("part") && changed.len() == text.len());
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no litter");
     // Of a tree that cannot be seen, its group is what can be ended.
     let mark = Mark::new();
@@ -346,7 +350,12 @@ fn without_proc_a_host_keeps_its_promises() {
     let (sandbox, neighbour) = (server.sandbox(), server.sandbox());
     let mark = Mark::new();
     for sandbox in [&sandbox, &neighbour] {
-        assert_eq!(sandbox.put("files/write?path=file", b"own").status, 200);
+        assert_eq!(sandbox.put("files/write?path=file", b"one").status, 200);
+        assert_eq!(sandbox.get("files/read?path=file").text(), "one");
+        assert_eq!(
+            sandbox.put("files/write?path=file&offset=1", b"wn").status,
+            200
+        );
         assert_eq!(
             sandbox.sh("cat file; pwd"),
             format!("own{}\n", sandbox.home.display())

@@ -41,7 +41,8 @@ time.sleep(1000)
 /// Takes connections at `$1`, and says of each whether it ends. On the second it asks for another tunnel.
 const TAKER: &str = r"
 import os, socket, sys
-listener = socket.socket(socket.AF_UNIX); listener.bind(sys.argv[1]); os.chmod(sys.argv[1], 0o777); listener.listen(1)
+listener = socket.socket(socket.AF_UNIX); listener.bind(sys.argv[1] + '.new'); listener.listen(1)
+os.chmod(sys.argv[1] + '.new', 0o777); os.rename(sys.argv[1] + '.new', sys.argv[1])
 numbers = socket.recv_fds(listener.accept()[0], 1, 3)[1]
 print('taken', flush=True)
 sys.stdin.readline()
@@ -277,7 +278,8 @@ Server(path, Handler).serve_forever()
 /// Takes descriptors at `$1`, and keeps them.
 const KEEPER: &str = r"
 import os, socket, sys
-listener = socket.socket(socket.AF_UNIX); listener.bind(sys.argv[1]); os.chmod(sys.argv[1], 0o777); listener.listen(1)
+listener = socket.socket(socket.AF_UNIX); listener.bind(sys.argv[1] + '.new'); listener.listen(1)
+os.chmod(sys.argv[1] + '.new', 0o777); os.rename(sys.argv[1] + '.new', sys.argv[1])
 kept = []
 while True:
     giver = listener.accept()[0]
@@ -285,18 +287,18 @@ while True:
     giver.sendall(b'x')
 ";
 
-/// Gives a file in `/tmp` to who listens at `$1`.
+/// Gives the file `$2` to who listens at `$1`.
 const FILE_GIVER: &str = r"
 import socket, sys
 to = socket.socket(socket.AF_UNIX); to.connect(sys.argv[1])
-file = open('/tmp/file', 'w')
+file = open(sys.argv[2], 'w')
 socket.send_fds(to, [b'x'], [file.fileno()])
 to.recv(1)
 ";
 
-/// What is in the directory for temporary files of an ended run stays in memory as long as somebody has a file of it.
+/// What is in the directories in memory of an ended run stays there as long as somebody has a file of it.
 #[test]
-fn temporary_files_of_ended_runs_do_not_add_up() {
+fn files_in_memory_of_ended_runs_do_not_add_up() {
     needs_root!();
     if !has_namespaces() {
         skip!("this machine has no namespaces");
@@ -304,32 +306,39 @@ fn temporary_files_of_ended_runs_do_not_add_up() {
     let server = Server::host().start();
     let shared = TempDir::new();
     std::fs::set_permissions(shared.path(), Permissions::from_mode(0o777)).unwrap();
-    let socket = shared.join("keeper");
-    let [owner, accomplice] = ["namespaces", "landlock"].map(|isolation| {
-        server.sandbox_with(&json!({
-            "isolation": isolation, "read_write_paths": [shared.path()],
-        }))
-    });
-    let keeper = accomplice.spawn(&json!({ "cmd": ["python3", "-c", KEEPER, socket] }));
-    wait_until("it listens", PATIENCE, || Path::new(&socket).exists());
-    for run in 1..=2 {
-        let given = owner.exec(&json!({ "cmd": ["python3", "-c", FILE_GIVER, socket] }));
-        assert_eq!(given.stderr, "");
-        stop(&owner);
-        if run == 1 {
-            resume(&owner);
+    let accomplice = server.sandbox_with(&json!({
+        "isolation": "landlock", "read_write_paths": [shared.path()],
+    }));
+    for file in ["/tmp/file", "/dev/shm/file"] {
+        let owner = server.sandbox_with(&json!({
+            "isolation": "namespaces", "read_write_paths": [shared.path()],
+        }));
+        let socket = shared.join(&owner.id);
+        let keeper = accomplice.spawn(&json!({ "cmd": ["python3", "-c", KEEPER, socket] }));
+        wait_until("it listens", PATIENCE, || Path::new(&socket).exists());
+        for run in 1..=2 {
+            let cmd = json!({ "cmd": ["python3", "-c", FILE_GIVER, socket, file] });
+            assert_eq!(owner.exec(&cmd).stderr, "");
+            stop(&owner);
+            if run == 1 {
+                resume(&owner);
+            }
         }
-    }
-    assert_error(&owner.post("resume", &json!({})), 503, "over_limit");
-    // Its files can be used meanwhile.
-    assert_eq!(owner.put("files/write?path=file", b"text").status, 200);
-    let route = format!("processes/{}", keeper["id"].as_str().unwrap());
-    assert_eq!(accomplice.request("DELETE", &route, b"").status, 200);
-    resume(&owner);
-    assert_eq!(owner.sh("ls /tmp | grep -v sbx-test; cat file"), "text");
-    for _ in 0..4 {
-        stop(&owner);
-        resume(&owner);
+        assert_error(&owner.post("resume", &json!({})), 503, "over_limit");
+        // Its files can be used meanwhile.
+        assert_eq!(owner.put("files/write?path=file", b"text").status, 200);
+        let route = format!("processes/{}", keeper["id"].as_str().unwrap());
+        assert_eq!(accomplice.request("DELETE", &route, b"").status, 200);
+        wait_until("it starts", PATIENCE, || {
+            owner.post("resume", &json!({})).status == 200
+        });
+        assert_eq!(owner.sh("ls /tmp | grep -v sbx-test; cat file"), "text");
+        for _ in 0..4 {
+            stop(&owner);
+            wait_until("it starts", PATIENCE, || {
+                owner.post("resume", &json!({})).status == 200
+            });
+        }
     }
 }
 
@@ -346,7 +355,8 @@ to.recv(1)
 /// its own, and says what came back.
 const SOCKET_TAKER: &str = r"
 import os, socket, sys
-listener = socket.socket(socket.AF_UNIX); listener.bind(sys.argv[1]); os.chmod(sys.argv[1], 0o777); listener.listen(1)
+listener = socket.socket(socket.AF_UNIX); listener.bind(sys.argv[1] + '.new'); listener.listen(1)
+os.chmod(sys.argv[1] + '.new', 0o777); os.rename(sys.argv[1] + '.new', sys.argv[1])
 giver = listener.accept()[0]
 taken = [socket.socket(fileno=one) for one in socket.recv_fds(giver, 1, 8)[1]]
 giver.sendall(b'x')
@@ -403,12 +413,17 @@ fn sockets_that_a_deleted_sandbox_gave_away_do_not_pass_for_the_next_ones() {
     outside.set_nonblocking(true).unwrap();
     assert!(outside.accept().is_err(), "a connection was made");
     // Its own programs are served.
-    outside.set_nonblocking(false).unwrap();
-    thread::scope(|scope| {
-        let client = scope.spawn(|| next.sh(&format!("curl -s http://{place}/")));
-        let (mut connection, _) = outside.accept().unwrap();
-        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello";
-        std::io::Write::write_all(&mut connection, answer).unwrap();
-        assert_eq!(client.join().unwrap(), "hello");
+    let client = format!("curl -s -o answer http://{place}/");
+    next.spawn(&json!({ "cmd": client }));
+    let mut connection = None;
+    wait_until("a connection is made", PATIENCE, || {
+        connection = outside.accept().ok();
+        connection.is_some()
+    });
+    let (mut connection, _) = connection.unwrap();
+    let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello";
+    std::io::Write::write_all(&mut connection, answer).unwrap();
+    wait_until("it has the answer", PATIENCE, || {
+        std::fs::read(next.home.join("answer")).is_ok_and(|text| text == b"hello")
     });
 }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::probe::Probe;
 use crate::fixture::{
     Held, PATIENCE, Sandbox, Server, TempDir, assert_error, descriptors_of, is_root, kinds,
-    threads_of, wait_until, wait_until_received,
+    status_of, threads_of, wait_until, wait_until_received,
 };
 use crate::skip;
 
@@ -438,7 +438,16 @@ fn a_held_pipe_of_a_context_counts_in_the_next_run() {
             let threads = threads_of(pid, "context");
             threads.iter().filter(|thread| is_blocked(thread)).count()
         };
-        let before = count_sleepers(&accomplice);
+        // All of its threads: one of them waits for who gives it something.
+        let all_sleep = || {
+            let [pid] = accomplice.processes()[..] else {
+                return None;
+            };
+            let threads = usize::try_from(status_of(pid, "Threads")).unwrap();
+            (count_sleepers(&accomplice) == threads).then_some(threads)
+        };
+        wait_until("it waits", PATIENCE, || all_sleep().is_some());
+        let before = all_sleep().unwrap();
         for run in 1..=2 {
             let made = sandbox.post("contexts", &json!({ "language": "python", "id": "c" }));
             assert_eq!(made.status, 200, "{}", made.text());
@@ -446,9 +455,7 @@ fn a_held_pipe_of_a_context_counts_in_the_next_run() {
             let body = json!({ "code": code }).to_string();
             let target = sandbox.target("contexts/c/execute");
             client.send_request("POST", &target, &[], body.as_bytes());
-            wait_until("it is held", PATIENCE, || {
-                count_sleepers(&accomplice) == before + run
-            });
+            wait_until("it is held", PATIENCE, || all_sleep() == Some(before + run));
             let stop = json!({ "keep": "files" });
             assert_eq!(sandbox.post("pause", &stop).status, 200);
             wait_until("a thread waits", PATIENCE, || blocked() == run);
@@ -461,7 +468,9 @@ fn a_held_pipe_of_a_context_counts_in_the_next_run() {
         }
         let route = format!("processes/{}", holder["id"].as_str().unwrap());
         assert_eq!(accomplice.request("DELETE", &route, b"").status, 200);
-        assert_eq!(sandbox.post("resume", &json!({})).status, 200);
+        wait_until("it starts", PATIENCE, || {
+            sandbox.post("resume", &json!({})).status == 200
+        });
     }
 }
 
@@ -489,6 +498,17 @@ fn a_context_whose_own_code_holds_its_pipe_is_deleted_all_the_same() {
             let threads = threads_of(pid, "context");
             threads.iter().any(|thread| is_blocked(thread))
         });
+        // Others come as far.
+        let restarted = sandbox.post("contexts/c/restart", &json!({}));
+        assert_eq!(restarted.status, 200, "{}", restarted.text());
+        let mut client = sandbox.connect();
+        client.send_request("POST", &target, &[], body.as_bytes());
+        wait_until("its thread waits", PATIENCE, || {
+            let threads = threads_of(pid, "context");
+            threads.iter().any(|thread| is_blocked(thread))
+        });
+        let ended = sandbox.post("contexts/c/interrupt", &json!({ "kill_after": 0.1 }));
+        assert_eq!(ended.json()["ended"], true, "{}", ended.text());
         let deleted = sandbox.request("DELETE", "contexts/c", b"");
         assert_eq!(deleted.status, 200, "{}", deleted.text());
         wait_until("the thread ends", PATIENCE, || {
