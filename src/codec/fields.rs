@@ -4,6 +4,7 @@
 //! A field stays raw text until it is asked for, so unknown fields cost nothing, however deeply they
 //! are nested.
 
+use std::cell::Cell;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -24,6 +25,8 @@ pub struct Fields<'a> {
     known: Vec<&'static str>,
     /// What is unknown in the elements of its lists.
     unknown_inside: Vec<String>,
+    /// For how many more unknown names it is found out whether they mean a known one.
+    looks_left: Cell<usize>,
 }
 
 /// What a request changes of a value that may be absent.
@@ -65,6 +68,7 @@ impl<'a> From<Members<'a>> for Fields<'a> {
             values,
             known: Vec::new(),
             unknown_inside: Vec::new(),
+            looks_left: Cell::new(MAX_LOOKS),
         }
     }
 }
@@ -99,7 +103,9 @@ impl<'a> Fields<'a> {
         };
         let mut names = self.unknown_inside.clone();
         for (name, _) in self.values.iter().filter(is_unknown) {
-            let known = || self.known.iter().copied();
+            let left = self.looks_left.get();
+            self.looks_left.set(left.saturating_sub(1));
+            let known = || self.known.iter().copied().filter(|_| left > 0);
             let spelt = || near::by_spelling(name, known()).filter(|_| are_all_known);
             if let Some(meant) = near::by_alias(name, known()).or_else(spelt) {
                 let text = format!("{name} is not known; use {meant}");
@@ -123,10 +129,13 @@ impl<'a> Fields<'a> {
         element: &RawValue,
         read: impl FnOnce(&mut Fields<'_>) -> Result<T>,
     ) -> Result<T> {
+        let looks_left = &self.looks_left;
         let read = || {
             let mut fields = Fields::parse(element.get().as_bytes())?;
+            fields.looks_left.set(looks_left.get());
             let parsed = read(&mut fields);
             let unknown = fields.unknown(parsed.is_ok())?;
+            looks_left.set(fields.looks_left.get());
             Ok((parsed?, unknown))
         };
         let (parsed, unknown) = read()
@@ -262,6 +271,9 @@ impl<'a> Fields<'a> {
         })
     }
 }
+
+/// Most unknown names in a body that are compared with the known ones, which takes microseconds for each.
+const MAX_LOOKS: usize = 256;
 
 /// Most names of unknown fields that are reported, and bytes of one.
 const MAX_UNKNOWN: usize = 16;

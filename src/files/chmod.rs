@@ -79,6 +79,7 @@ impl Files<'_> {
             interrupt.check()?;
             let found = match visit {
                 Visit::Entry(found) => found,
+                Visit::Passed => continue,
                 Visit::Unreadable(..) => {
                     result.skipped += 1;
                     continue;

@@ -202,6 +202,7 @@ impl Copying {
             let found = match walk.next()? {
                 None => break,
                 Some(Visit::Entry(found)) => found,
+                Some(Visit::Passed) => continue,
                 Some(Visit::Unreadable(path, errno)) => {
                     self.report.skipped.add(path, SkipReason::of(errno));
                     continue;

@@ -209,6 +209,7 @@ impl Root {
         while let Some(visit) = walk.next()? {
             match visit {
                 Visit::Entry(found) => writer.entry(&found)?,
+                Visit::Passed => writer.sink.look()?,
                 Visit::Unreadable(path, errno) => writer.skip(path, SkipReason::of(errno))?,
             }
         }

@@ -16,6 +16,10 @@ use crate::limits::ledger::Charge;
 /// What is read of one ignore file. Real ones have a few kilobytes.
 const MAX_FILE_BYTES: u64 = 256 * 1024;
 
+/// Most states that all patterns which hold in a directory have together. A name is compared with all of them at once, and
+/// nothing else comes in between. Real files have hundreds.
+const MAX_STATES: usize = 16 * 1024;
+
 /// What compiling takes for each byte of a file, at most.
 const BYTES_PER_BYTE: usize = 64;
 
@@ -112,7 +116,8 @@ impl Ignores {
         };
         self.charge
             .set(self.bytes + content.len() * BYTES_PER_BYTE)?;
-        let matcher = Matcher::of_file(&content);
+        let taken: usize = self.rules.iter().map(|rules| rules.matcher.states()).sum();
+        let matcher = Matcher::of_file(&content, MAX_STATES.saturating_sub(taken));
         drop(content);
         self.bytes += matcher.size() + size_of::<Rules>();
         self.charge.set(self.bytes)?;
@@ -133,6 +138,11 @@ impl Ignores {
                 .bytes
                 .saturating_sub(last.matcher.size() + size_of::<Rules>());
         }
+    }
+
+    /// How many states the rules go through for each byte of a path.
+    pub(super) fn states(&self) -> usize {
+        self.rules.iter().map(|rules| rules.matcher.states()).sum()
     }
 
     /// Whether a path is excluded. The innermost rules that say something about it decide.

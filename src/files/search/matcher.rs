@@ -48,15 +48,18 @@ impl Matcher {
         Ok(Self(Arc::new(list)))
     }
 
-    /// The patterns in the content of a `.gitignore` file.
-    pub fn of_file(content: &[u8]) -> Self {
+    /// The patterns in the content of a `.gitignore` file; of those that cost more than a comparison, the first with so many
+    /// states together.
+    pub fn of_file(content: &[u8], mut states: usize) -> Self {
         let content = content.strip_prefix(b"\xef\xbb\xbf").unwrap_or(content);
         let patterns = content.split(|byte| *byte == b'\n').filter_map(|line| {
             let line = without_trailing_blanks(line.strip_suffix(b"\r").unwrap_or(line));
             if line.is_empty() || line.starts_with(b"#") {
                 return None;
             }
-            Pattern::new(line, Syntax::Gitignore).ok()
+            let pattern = Pattern::new(line, Syntax::Gitignore).ok()?;
+            states = states.checked_sub(pattern.states())?;
+            Some(pattern)
         });
         Self(Arc::new(patterns.collect()))
     }
@@ -92,9 +95,26 @@ impl Matcher {
     /// matched can be excepted.
     pub fn covers(&self, path: &[u8], is_directory: bool) -> bool {
         let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
-        let mut above = slashes.map(|(slash, _)| &path[..slash]);
-        above.any(|directory| self.decide(directory, true) == Some(Verdict::Matched))
-            || self.decide(path, is_directory) == Some(Verdict::Matched)
+        let mut ends: Vec<usize> = slashes.map(|(slash, _)| slash).collect();
+        ends.push(path.len());
+        // What the last pattern says of each.
+        let mut said = vec![None; ends.len()];
+        let mut left = said.len();
+        for pattern in self.0.iter().rev() {
+            pattern.matches_up_to(path, &ends, is_directory, &mut |place| {
+                left -= usize::from(said[place].is_none());
+                said[place].get_or_insert(!pattern.is_negated);
+            });
+            if left == 0 {
+                break;
+            }
+        }
+        said.contains(&Some(true))
+    }
+
+    /// How many states its patterns go through for each byte of a path, at most.
+    pub(super) fn states(&self) -> usize {
+        self.0.iter().map(Pattern::states).sum()
     }
 
     /// About how many bytes of memory it takes.
@@ -128,7 +148,10 @@ mod tests {
 
     #[test]
     fn the_last_pattern_decides() {
-        let list = Matcher::of_file(b"\xef\xbb\xbf# all\n*.log\n!keep.log\r\n\n\\#x  \ny\\ \n");
+        let list = Matcher::of_file(
+            b"\xef\xbb\xbf# all\n*.log\n!keep.log\r\n\n\\#x  \ny\\ \n",
+            1000,
+        );
         for (path, expected) in [
             ("a/b.log", Some(Verdict::Matched)),
             ("a/keep.log", Some(Verdict::Excepted)),
@@ -140,6 +163,48 @@ mod tests {
             assert_eq!(list.decide(path.as_bytes(), false), expected, "{path}");
         }
         assert!(!list.only_excepts());
+    }
+
+    #[test]
+    fn a_file_has_so_many_states_and_no_more() {
+        let list = Matcher::of_file(b"a?\n*b*c\n?d\nplain\n*.suffix\ne?\n", 6);
+        let says = |path: &[u8]| list.decide(path, false) == Some(Verdict::Matched);
+        // The second has four states, so only two are left for the others.
+        let found = [&b"ax"[..], b"xbxc", b"xd", b"plain", b"x.suffix", b"ex"].map(says);
+        assert_eq!(found, [true, true, false, true, true, false]);
+        assert_eq!(list.states(), 6);
+    }
+
+    #[test]
+    fn a_path_below_many_directories_is_covered_as_each_of_them_says() {
+        let lists = [
+            &["a/*/c", "!a/b/c"][..],
+            &["**/d/", "!x", "x/d"],
+            &["*"],
+            &["a/**", "!a/b"],
+            &["b?", "!bd", "a/bd/c/"],
+            &["{a,b}/c", "c/*"],
+        ];
+        let names = ["a", "b", "c", "d", "x", "bd", "bx"];
+        let mut paths: Vec<String> = vec![String::new()];
+        for _ in 0..3 {
+            let longer = |path: &String| names.map(|name| format!("{path}/{name}"));
+            paths.extend(paths.iter().flat_map(longer).collect::<Vec<_>>());
+        }
+        for list in lists {
+            let own = Matcher::new(list.iter().map(|text| text.as_bytes())).unwrap();
+            for path in paths.iter().filter_map(|path| path.strip_prefix('/')) {
+                for is_directory in [false, true] {
+                    let slashes = path.match_indices('/').map(|(slash, _)| slash);
+                    let mut above = slashes.map(|slash| &path.as_bytes()[..slash]);
+                    let matched = Some(Verdict::Matched);
+                    let expected = above.any(|path| own.decide(path, true) == matched)
+                        || own.decide(path.as_bytes(), is_directory) == matched;
+                    let found = own.covers(path.as_bytes(), is_directory);
+                    assert_eq!(found, expected, "{list:?} {path} {is_directory}");
+                }
+            }
+        }
     }
 
     #[test]

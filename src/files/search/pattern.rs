@@ -115,10 +115,62 @@ impl Pattern {
             Some(slash) => &path[slash + 1..],
             None => path,
         };
+        self.matches_text(text)
+    }
+
+    /// How many states a match may go through for each byte of a path. Patterns that are compared at once have none.
+    pub(super) fn states(&self) -> usize {
+        match &self.form {
+            Form::Automaton(states) => states.len(),
+            Form::Literal(_) | Form::Suffix(_) | Form::Nothing => 0,
+        }
+    }
+
+    /// Calls `found` with each of these ends, in ascending order, up to which it matches the path: slashes, and perhaps the
+    /// end of the path. All before that one are directories. It takes as long as one match.
+    pub(super) fn matches_up_to(
+        &self,
+        path: &[u8],
+        ends: &[usize],
+        is_directory: bool,
+        found: &mut dyn FnMut(usize),
+    ) {
+        let is_meant = |end: usize| !self.directories_only || is_directory || end < path.len();
+        if self.is_name {
+            let mut begin = 0;
+            for (place, end) in ends.iter().enumerate() {
+                if is_meant(*end) && self.matches_text(&path[begin..*end]) {
+                    found(place);
+                }
+                begin = end + 1;
+            }
+            return;
+        }
+        let mut find = |end: usize| {
+            if let Ok(place) = ends.binary_search(&end)
+                && is_meant(end)
+            {
+                found(place);
+            }
+        };
+        match &self.form {
+            Form::Literal(bytes) if path.starts_with(bytes) => find(bytes.len()),
+            Form::Automaton(states) => {
+                run(states, path, &mut |end| {
+                    find(end);
+                    false
+                });
+            }
+            // Only a name has a suffix.
+            Form::Literal(_) | Form::Suffix(_) | Form::Nothing => {}
+        }
+    }
+
+    fn matches_text(&self, text: &[u8]) -> bool {
         match &self.form {
             Form::Literal(bytes) => text == bytes.as_slice(),
             Form::Suffix(bytes) => text.ends_with(bytes),
-            Form::Automaton(states) => run(states, text),
+            Form::Automaton(states) => run(states, text, &mut |end| end == text.len()),
             Form::Nothing => false,
         }
     }
@@ -349,8 +401,9 @@ fn named_class(name: &[u8]) -> Option<fn(&u8) -> bool> {
     })
 }
 
-/// Whether the automaton takes all of a text. A bit stands for each state, and one more for the end.
-fn run(states: &[Step], text: &[u8]) -> bool {
+/// Runs the automaton over a text, and tells `is_enough` each end up to which it takes the text, as long as that is not. Returns
+/// whether it was. A bit stands for each state, and one more for the end.
+fn run(states: &[Step], text: &[u8], is_enough: &mut dyn FnMut(usize) -> bool) -> bool {
     let words = states.len() / 64 + 1;
     // Patterns of ordinary length need no allocation.
     let (mut few, mut many) = ([0; 8], Vec::new());
@@ -362,16 +415,20 @@ fn run(states: &[Step], text: &[u8]) -> bool {
     };
     let (mut current, mut next) = sets.split_at_mut(words);
     current[0] = 1;
-    for byte in text {
-        step(states, current, next, Some(*byte));
+    for at in 0..=text.len() {
+        step(states, current, next, text.get(at).copied());
+        // By now it has what takes nothing.
+        let is_end = current[states.len() / 64] >> (states.len() % 64) & 1 == 1;
+        if is_end && is_enough(at) {
+            return true;
+        }
         std::mem::swap(&mut current, &mut next);
         next.fill(0);
         if current.iter().all(|bits| *bits == 0) {
             return false;
         }
     }
-    step(states, current, next, None);
-    current[states.len() / 64] >> (states.len() % 64) & 1 == 1
+    false
 }
 
 /// Follows the edges that take nothing within `current`, and those that take `byte` to `next`.

@@ -66,6 +66,7 @@ fn walked(root: &Root, filter: &Filter, after: Option<&[u8]>) -> Vec<String> {
     while let Some(visit) = walk.next().unwrap() {
         found.push(match visit {
             Visit::Entry(entry) => String::from_utf8(entry.path.to_vec()).unwrap(),
+            Visit::Passed => continue,
             Visit::Unreadable(path, errno) => format!("{errno:?} {}", path.escape_ascii()),
         });
     }
@@ -224,8 +225,10 @@ fn a_deep_tree_needs_few_descriptors_and_no_stack() {
             .unwrap();
         let (mut count, mut deepest) = (0, 0);
         while let Some(visit) = walk.next().unwrap() {
-            let Visit::Entry(found) = visit else {
-                panic!("unreadable")
+            let found = match visit {
+                Visit::Entry(found) => found,
+                Visit::Passed => continue,
+                Visit::Unreadable(..) => panic!("unreadable"),
             };
             assert_eq!(found.kind, FileKind::Directory);
             deepest = deepest.max(found.path.len());
@@ -290,6 +293,7 @@ fn walked_with(root: &Root, mut after: impl FnMut(&[u8]) -> Option<Errno>) -> Ve
     let mut found = Vec::new();
     while let Some(visit) = walk.next().unwrap() {
         let (line, failing) = match visit {
+            Visit::Passed => continue,
             Visit::Entry(entry) => (entry.path.escape_ascii().to_string(), after(entry.path)),
             Visit::Unreadable(path, errno) => (format!("{errno:?} {}", path.escape_ascii()), None),
         };
@@ -382,4 +386,26 @@ fn names_are_charged() {
         .err()
         .unwrap();
     assert_eq!(error.kind(), crate::error::Kind::OverLimit);
+}
+
+#[test]
+fn others_come_first_while_names_are_left_out() {
+    let place = TestDirectory::new("left-out");
+    for number in 0..1000 {
+        place.add(&format!(".hidden/{number}"));
+        place.add(&format!(".{number}"));
+    }
+    place.add("z");
+    for root in place.roots() {
+        let path = FilePath::new(b".").unwrap();
+        let mut walk = root
+            .walk(&path, Filter::of_search(), None, &ledger())
+            .unwrap();
+        let mut steps = Vec::new();
+        while let Some(visit) = walk.next().unwrap() {
+            steps.push(matches!(visit, Visit::Passed));
+        }
+        assert!(steps.iter().filter(|is_passed| **is_passed).count() >= 3);
+        assert_eq!(steps.iter().filter(|is_passed| !**is_passed).count(), 1);
+    }
 }

@@ -43,6 +43,10 @@ const NAME_BYTES: usize = size_of::<(Vec<u8>, Option<FileKind>)>() + 16;
 /// Memory is charged in steps of this many bytes.
 const CHARGED_BYTES: usize = 32 * 1024;
 
+/// The work of a name, in steps of a pattern by a byte, and how much of it there is before others come first: about a millisecond.
+const NAME_WORK: usize = 1000;
+const MOST_WORK: usize = 300_000;
+
 /// The flags that open a directory to read it.
 const READ_DIRECTORY: OFlag = OFlag::O_RDONLY
     .union(OFlag::O_DIRECTORY)
@@ -98,6 +102,11 @@ pub struct Walk<'files> {
     pending: usize,
     bytes: usize,
     charge: Charge,
+    /// What was done since others came first, and whether it is time for that.
+    work: usize,
+    is_due: bool,
+    /// How many states a name goes through for each byte of its path.
+    states: usize,
     /// The errno and the path of what could not be read and is still to be reported.
     lost: Option<Errno>,
     lost_path: Vec<u8>,
@@ -126,6 +135,8 @@ pub enum Visit<'walk> {
     /// A file, link or directory. The contents of a directory follow, unless they are
     /// [skipped](Walk::skip_contents).
     Entry(Found<'walk>),
+    /// Names were passed that are left out, which may have taken long: others come first.
+    Passed,
     /// The entry at this path, or the rest of its contents, cannot be read, or is on another mount (`EXDEV`). The
     /// first directory is `.`. Entries that are only [gone](is_gone) are not reported.
     Unreadable(&'walk [u8], Errno),
@@ -244,6 +255,9 @@ impl Root {
             pending: 0,
             bytes: patterns,
             charge: ledger.charge(Item::Responses, patterns)?,
+            work: 0,
+            is_due: false,
+            states: 0,
             lost: None,
             lost_path: Vec::new(),
             #[cfg(test)]
@@ -300,6 +314,9 @@ impl Walk<'_> {
 
     fn advance(&mut self) -> Result<Option<Visit<'_>>> {
         let (kind, is_included) = loop {
+            if std::mem::take(&mut self.is_due) {
+                return Ok(Some(Visit::Passed));
+            }
             if let Some(errno) = self.lost.take() {
                 return Ok(Some(Visit::Unreadable(&self.lost_path, errno)));
             }
@@ -308,6 +325,7 @@ impl Walk<'_> {
             };
             let Some((name, kind)) = level.names.pop() else {
                 if level.is_partly_read {
+                    self.is_due = true;
                     self.refill()?;
                 } else {
                     self.leave();
@@ -328,6 +346,11 @@ impl Walk<'_> {
                 }
             };
             let is_directory = kind == Ok(FileKind::Directory);
+            self.work += NAME_WORK + self.states * self.path.len();
+            if self.work >= MOST_WORK {
+                self.work = 0;
+                self.is_due = true;
+            }
             if self.filter.skips_hidden && name.starts_with(b".")
                 || self.ignores.exclude(&self.path, is_directory)
                 || self.filter.exclude.decide(&self.path, is_directory)
@@ -465,6 +488,11 @@ impl Walk<'_> {
         }
     }
 
+    fn count_states(&mut self) {
+        let filter = self.filter.exclude.states() + self.filter.include.states();
+        self.states = self.ignores.states() + filter;
+    }
+
     fn read_ignore_files(&mut self, found: &[bool]) -> Result<()> {
         let depth = self.levels.len();
         let Some(level) = self.levels.last() else {
@@ -476,6 +504,7 @@ impl Walk<'_> {
                 self.ignores.enter(directory, name, depth, level.base)?;
             }
         }
+        self.count_states();
         Ok(())
     }
 
@@ -579,6 +608,7 @@ impl Walk<'_> {
     fn pop(&mut self) -> Option<WalkLevel> {
         let left = self.levels.pop()?;
         self.ignores.leave(self.levels.len() + 1);
+        self.count_states();
         self.path.truncate(left.base.saturating_sub(1));
         self.resume = None;
         self.pending -= left.names.len();

@@ -131,6 +131,10 @@ impl Workspace {
             }
             let found = match visit {
                 Visit::Entry(found) => found,
+                Visit::Passed => {
+                    interrupt.check()?;
+                    continue;
+                }
                 Visit::Unreadable(path, errno) => {
                     skipped.add(path, SkipReason::of(errno));
                     continue;

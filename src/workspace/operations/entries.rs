@@ -100,6 +100,10 @@ impl Workspace {
             let found = match walk.next().map_err(failed)? {
                 None => return Ok(()),
                 Some(Visit::Entry(found)) => found,
+                Some(Visit::Passed) => {
+                    interrupt.check()?;
+                    continue;
+                }
                 Some(Visit::Unreadable(b".", errno)) => {
                     let error = Error::system(format_args!("cannot list {path}"), errno);
                     return Err(failed(error));

@@ -274,7 +274,7 @@ impl Workspace {
             let Some(visit) = walk.next()? else { break };
             let found = match visit {
                 Visit::Entry(found) => found,
-                Visit::Unreadable(_, Errno::EXDEV) => continue,
+                Visit::Passed | Visit::Unreadable(_, Errno::EXDEV) => continue,
                 Visit::Unreadable(directory, errno) => {
                     let shown = path.below(&show(directory));
                     search.skip(&shown, SkipReason::of(errno), sink)?;

@@ -135,15 +135,11 @@ fn what_speaks_for_the_whole_address_is_dropped() {
     for target in [backend.path("/"), made["path"].as_str().unwrap().to_owned()] {
         let mut connection = server.connect();
         connection.send_request("GET", &target, &[], b"");
-        let hints = connection.read_head();
         let reply = connection.read_reply();
-        assert_eq!((hints.status, reply.status), (103, 200));
+        assert_eq!(reply.status, 200);
         for name in DROPPED {
             let name = name.to_ascii_lowercase();
-            assert!(
-                values(&hints, &name).is_empty() && values(&reply, &name).is_empty(),
-                "{target}: {name}"
-            );
+            assert!(values(&reply, &name).is_empty(), "{target}: {name}");
         }
         assert_eq!(values(&reply, "x-kept"), ["1"]);
         assert_eq!(values(&reply, "etag"), ["\"a\""]);

@@ -206,7 +206,7 @@ fn a_server_that_never_stops_saying_wait_ends_with_its_client() {
         told.lock().unwrap().send(()).unwrap();
     });
     for version in ["1.0", "1.1"] {
-        // A client of HTTP/1.0 sees none of them, and the server is given up.
+        // The client sees none of them, and the server is given up.
         let mut connection = server.connect();
         let path = backend.path("/");
         connection.send(

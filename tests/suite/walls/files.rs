@@ -626,3 +626,46 @@ fn links_in_a_home_to_what_is_not_its_own_are_followed_by_no_file_route() {
     vault.check();
     neighbour.check();
 }
+
+/// Makes a directory deep down, with many names that an ignore file leaves out; to find that out, each is compared with
+/// patterns that go through hundreds of thousands of states for each byte of its path.
+const COSTLY: &str = r"
+import os
+deep = 'deep/' + '/'.join(['a' * 250] * 14)
+os.makedirs('deep/.git')
+os.makedirs(deep)
+os.chdir(deep)
+for number in range(300): open(f'zz{number}', 'w').close()
+os.chdir(os.environ['HOME'])
+with open('deep/.gitignore', 'w') as file:
+    file.write('zz*\n')
+    for number in range(60): file.write('**/' * 1360 + f'q{number}\n')
+print(deep)
+";
+
+#[test]
+fn a_walk_past_costly_patterns_ends_with_its_client_and_its_sandbox() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let deep = sandbox.exec(&json!({ "cmd": ["python3", "-c", COSTLY] }));
+    let deep = deep.stdout.trim();
+    assert_eq!(deep.len(), 4 + 14 * 251);
+    let pattern = "**/".repeat(1360);
+    for route in [
+        format!("files/glob?path={deep}&pattern=zzz"),
+        format!("files/archive?path={deep}&exclude={pattern}x&exclude={pattern}y"),
+    ] {
+        let mut clients: Vec<_> = (0..4).map(|_| sandbox.connect()).collect();
+        for client in &mut clients {
+            client.send_request("GET", &sandbox.target(&route), &[], b"");
+            crate::fixture::wait_until_received(&client.stream);
+        }
+        drop(clients);
+        // Others are served meanwhile, also those of the same sandbox.
+        assert_eq!(sandbox.sh("echo here"), "here\n");
+    }
+    sandbox.delete();
+}

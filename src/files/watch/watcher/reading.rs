@@ -168,6 +168,7 @@ impl Watcher {
             sink.check()?;
             let found = match visit {
                 Visit::Entry(found) => found,
+                Visit::Passed => continue,
                 Visit::Unreadable(_, errno) => {
                     let _ = unless_lacking(Err::<(), _>(errno))?;
                     self.pass(errno, sink)?;
