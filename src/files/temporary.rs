@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 
+use crate::logging;
 use crate::threads::lock::{Mutex, lock};
 
 /// The temporary files of one sandbox, and the file systems in memory of its runs.
@@ -32,13 +33,23 @@ impl Temporary {
     /// A run begins: these are its file systems in memory, and this is where its temporary files are, if it has any.
     pub(super) fn begin(&self, start: Option<OwnedFd>, all: &[OwnedFd]) {
         if !all.is_empty() {
-            let run = Arc::new(AtomicUsize::new(all.len()));
+            let run = Arc::new(AtomicUsize::new(0));
             let mut watched = lock(&WATCHED);
+            let mut are_watched = true;
             for directory in all {
-                watched.add(directory, &run);
+                are_watched &= watched.add(directory, &run);
             }
             drop(watched);
             lock(&self.runs).push(run);
+            if !are_watched {
+                logging::about(
+                    "files",
+                    format_args!(
+                        "no inotify instance or watch is left (fs.inotify.max_user_instances, max_user_watches): what others keep of a \
+                         sandbox's /tmp and /dev/shm after its stop is not counted"
+                    ),
+                );
+            }
         }
         *lock(&self.start) = start.map(Arc::new);
     }
@@ -78,8 +89,8 @@ struct Watched {
 }
 
 impl Watched {
-    /// Counts a file system until it is gone. If the server has no instance of inotify or no watch left, it counts for good.
-    fn add(&mut self, directory: &OwnedFd, count: &Arc<AtomicUsize>) {
+    /// Counts a file system until it is gone. False if the server has no instance of inotify or no watch left.
+    fn add(&mut self, directory: &OwnedFd, count: &Arc<AtomicUsize>) -> bool {
         if self.inotify.is_none() {
             let flags = InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK;
             self.inotify = Inotify::init(flags).ok();
@@ -90,9 +101,11 @@ impl Watched {
         let watch = self.inotify.as_ref();
         let watch = watch.and_then(|inotify| inotify.add_watch(&*path, asked).ok());
         if let Some(watch) = watch {
+            count.fetch_add(1, Ordering::Relaxed);
             let counts = self.counts.get_or_insert_default();
             counts.insert(watch, Arc::clone(count));
         }
+        watch.is_some()
     }
 
     /// Takes those out of the count that have gone. Returns the instance if it is needed no more.

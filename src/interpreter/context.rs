@@ -513,12 +513,8 @@ impl Context {
             });
         };
         let was_sent = self.stop(&execution, EndReason::Interrupted, kill_after);
-        let limit = kill_after.map_or(INTERRUPT_WAIT, |after| after.saturating_add(DRIVER_LIMIT));
-        let mut has_ended = was_sent && execution.wait_ended(limit, client)?;
-        if was_sent && !has_ended && kill_after.is_some() {
-            self.kill_unless_driven(Reason::Killed);
-            has_ended = execution.wait_ended(KILL_WAIT, client)?;
-        }
+        let limit = kill_after.map_or(INTERRUPT_WAIT, |after| after.saturating_add(KILL_WAIT));
+        let has_ended = was_sent && execution.wait_ended(limit, client)?;
         Ok(Interrupted {
             was_sent,
             execution: Some(execution.id.clone()),
@@ -654,22 +650,10 @@ impl Context {
         }
         if has_driver {
             self.notifier.notify();
-            self.kill_unless_driven(Reason::Killed);
         } else {
             self.start()?;
         }
         self.wait_ready(interrupt)
-    }
-
-    /// Kills the interpreter unless its driver does so, as it was told. What the interpreter has started may hold up the driver
-    /// (splice(2)).
-    fn kill_unless_driven(&self, reason: Reason) {
-        let process = lock(&self.state).process.clone();
-        if let Some(process) = process
-            && !process.wait_ended(DRIVER_LIMIT)
-        {
-            process.kill_tree(reason);
-        }
     }
 
     /// Ends it with everything that it has started, and waits until that is gone. False if that was asked for before.
@@ -689,10 +673,21 @@ impl Context {
         for execution in queued {
             self.end_execution(&execution, EndReason::Deleted, false);
         }
-        self.kill_unless_driven(Reason::Deleted);
         let is_driven = |state: &mut Lifecycle| state.has_driver;
-        let state = lock(&self.state);
-        let (state, _) = self.changed.wait_while_for(state, KILL_WAIT, is_driven);
+        let wait = |limit| {
+            let state = lock(&self.state);
+            self.changed.wait_while_for(state, limit, is_driven).0
+        };
+        let mut state = wait(DRIVER_LIMIT);
+        if state.has_driver {
+            // What it has started may hold up its driver (splice(2)), which then kills nothing.
+            let process = state.process.clone();
+            drop(state);
+            if let Some(process) = process {
+                process.kill_tree(Reason::Deleted);
+            }
+            state = wait(KILL_WAIT);
+        }
         if state.has_driver {
             let text = format!(
                 "cannot delete {}: it was killed and has not died yet; try again",

@@ -17,8 +17,14 @@ use crate::limits::ledger::Charge;
 const MAX_FILE_BYTES: u64 = 256 * 1024;
 
 /// Most states that all patterns which hold in a directory have together. A name is compared with all of them at once, and
-/// nothing else comes in between. Real files have hundreds.
+/// nothing else comes in between: for the longest path that takes a fifth of a second. Real files have hundreds.
 const MAX_STATES: usize = 16 * 1024;
+
+/// Most bytes that are read of the files above the first directory, which nobody can interrupt.
+const MAX_ABOVE_BYTES: usize = 1 << 20;
+
+/// The work of reading and compiling a byte, in steps of a pattern by a byte.
+const BYTE_WORK: usize = 16;
 
 /// What compiling takes for each byte of a file, at most.
 const BYTES_PER_BYTE: usize = 64;
@@ -32,6 +38,8 @@ pub(super) struct Ignores {
     above: usize,
     bytes: usize,
     charge: Charge,
+    /// Bytes of files that were read since somebody asked.
+    read: usize,
 }
 
 /// The patterns of one file.
@@ -51,7 +59,18 @@ impl Ignores {
             above: 0,
             bytes: 0,
             charge,
+            read: 0,
         }
+    }
+
+    /// The work of the files that were read since this was asked last.
+    pub(super) fn take_work(&mut self) -> usize {
+        std::mem::take(&mut self.read) * BYTE_WORK
+    }
+
+    /// The work of comparing a name with the rules, whose path has this length.
+    pub(super) fn work_of(&self, path: usize) -> usize {
+        self.states() * (self.above + path)
     }
 
     /// Adds the rules of the directories above the first one, up to that of its git repository. If it is in
@@ -71,26 +90,36 @@ impl Ignores {
         let Ok(start) = root.start(root.tree_of(first)) else {
             return Ok(());
         };
-        let (mut directories, mut base) = (Vec::new(), path.len() + 1);
-        while !has_git(directories.last().map_or(first, |(directory, _)| directory)) {
+        // Few descriptors at a time: there may be thousands of directories.
+        let open = |base: usize| root.resolve_in(&start, &path[..(base - 1).max(1)], DIRECTORY);
+        let mut bases = Vec::new();
+        let mut base = path.len() + 1;
+        let mut is_repository = has_git(first);
+        while !is_repository {
             let Some(slash) = memchr::memrchr(b'/', &path[..base - 1]) else {
                 return Ok(());
             };
-            let Ok(directory) = root.resolve_in(&start, &path[..slash.max(1)], DIRECTORY) else {
+            base = slash + 1;
+            let Ok(directory) = open(base) else {
                 return Ok(());
             };
-            base = slash + 1;
-            directories.push((directory, base));
+            is_repository = has_git(&directory);
+            bases.push(base);
         }
-        if directories.is_empty() {
+        if bases.is_empty() {
             return Ok(());
         }
         let top = base;
         self.path = [&path[top..], b"/"].concat();
         self.above = self.path.len();
-        for (directory, base) in directories.iter().rev() {
+        for base in bases.iter().rev() {
+            let Ok(directory) = open(*base) else {
+                continue;
+            };
             for name in names {
-                self.add(directory, name, 0, base - top)?;
+                if self.read < MAX_ABOVE_BYTES {
+                    self.add(&directory, name, 0, base - top)?;
+                }
             }
         }
         Ok(())
@@ -111,23 +140,27 @@ impl Ignores {
     }
 
     fn add(&mut self, directory: impl AsFd, name: &str, depth: usize, base: usize) -> Result<()> {
+        let left = MAX_STATES.saturating_sub(self.states());
+        if left == 0 {
+            return Ok(());
+        }
         let Ok(content) = read(directory, name) else {
             return Ok(());
         };
+        self.read += content.len();
         self.charge
             .set(self.bytes + content.len() * BYTES_PER_BYTE)?;
-        let taken: usize = self.rules.iter().map(|rules| rules.matcher.states()).sum();
-        let matcher = Matcher::of_file(&content, MAX_STATES.saturating_sub(taken));
+        let matcher = Matcher::of_file(&content, left);
         drop(content);
-        self.bytes += matcher.size() + size_of::<Rules>();
-        self.charge.set(self.bytes)?;
         if !matcher.is_empty() {
+            self.bytes += matcher.size() + size_of::<Rules>();
             self.rules.push(Rules {
                 depth,
                 base,
                 matcher,
             });
         }
+        self.charge.set(self.bytes)?;
         Ok(())
     }
 

@@ -118,11 +118,12 @@ impl Pattern {
         self.matches_text(text)
     }
 
-    /// How many states a match may go through for each byte of a path. Patterns that are compared at once have none.
+    /// How many states a match may go through for each byte of a path. A comparison counts as a few.
     pub(super) fn states(&self) -> usize {
         match &self.form {
             Form::Automaton(states) => states.len(),
-            Form::Literal(_) | Form::Suffix(_) | Form::Nothing => 0,
+            Form::Literal(bytes) | Form::Suffix(bytes) => 1 + bytes.len() / 64,
+            Form::Nothing => 1,
         }
     }
 

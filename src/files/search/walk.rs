@@ -105,7 +105,7 @@ pub struct Walk<'files> {
     /// What was done since others came first, and whether it is time for that.
     work: usize,
     is_due: bool,
-    /// How many states a name goes through for each byte of its path.
+    /// How many states of the filter a name goes through for each byte of its path.
     states: usize,
     /// The errno and the path of what could not be read and is still to be reported.
     lost: Option<Errno>,
@@ -243,6 +243,7 @@ impl Root {
                 .collect()
         };
         let patterns = filter.size();
+        let states = filter.exclude.states() + filter.include.states();
         let mut walk = Walk {
             root: self,
             filter,
@@ -257,7 +258,7 @@ impl Root {
             charge: ledger.charge(Item::Responses, patterns)?,
             work: 0,
             is_due: false,
-            states: 0,
+            states,
             lost: None,
             lost_path: Vec::new(),
             #[cfg(test)]
@@ -346,7 +347,8 @@ impl Walk<'_> {
                 }
             };
             let is_directory = kind == Ok(FileKind::Directory);
-            self.work += NAME_WORK + self.states * self.path.len();
+            let length = self.path.len();
+            self.work += NAME_WORK + self.ignores.work_of(length) + self.states * length;
             if self.work >= MOST_WORK {
                 self.work = 0;
                 self.is_due = true;
@@ -488,11 +490,6 @@ impl Walk<'_> {
         }
     }
 
-    fn count_states(&mut self) {
-        let filter = self.filter.exclude.states() + self.filter.include.states();
-        self.states = self.ignores.states() + filter;
-    }
-
     fn read_ignore_files(&mut self, found: &[bool]) -> Result<()> {
         let depth = self.levels.len();
         let Some(level) = self.levels.last() else {
@@ -504,7 +501,7 @@ impl Walk<'_> {
                 self.ignores.enter(directory, name, depth, level.base)?;
             }
         }
-        self.count_states();
+        self.work += self.ignores.take_work();
         Ok(())
     }
 
@@ -608,7 +605,6 @@ impl Walk<'_> {
     fn pop(&mut self) -> Option<WalkLevel> {
         let left = self.levels.pop()?;
         self.ignores.leave(self.levels.len() + 1);
-        self.count_states();
         self.path.truncate(left.base.saturating_sub(1));
         self.resume = None;
         self.pending -= left.names.len();

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::probe::Probe;
 use crate::fixture::{
     Held, PATIENCE, Sandbox, Server, TempDir, assert_error, descriptors_of, is_root, kinds,
-    status_of, threads_of, wait_until, wait_until_received,
+    threads_of, wait_until, wait_until_received,
 };
 use crate::skip;
 
@@ -443,7 +443,7 @@ fn a_held_pipe_of_a_context_counts_in_the_next_run() {
             let [pid] = accomplice.processes()[..] else {
                 return None;
             };
-            let threads = usize::try_from(status_of(pid, "Threads")).unwrap();
+            let threads = usize::try_from(crate::fixture::status_of(pid, "Threads")).unwrap();
             (count_sleepers(&accomplice) == threads).then_some(threads)
         };
         wait_until("it waits", PATIENCE, || all_sleep().is_some());
@@ -457,7 +457,8 @@ fn a_held_pipe_of_a_context_counts_in_the_next_run() {
             client.send_request("POST", &target, &[], body.as_bytes());
             wait_until("it is held", PATIENCE, || all_sleep() == Some(before + run));
             let stop = json!({ "keep": "files" });
-            assert_eq!(sandbox.post("pause", &stop).status, 200);
+            let stopped = sandbox.post("pause", &stop);
+            assert_eq!(stopped.status, 200, "{}", stopped.text());
             wait_until("a thread waits", PATIENCE, || blocked() == run);
             let resumed = sandbox.post("resume", &json!({}));
             if run == 1 {
@@ -498,17 +499,6 @@ fn a_context_whose_own_code_holds_its_pipe_is_deleted_all_the_same() {
             let threads = threads_of(pid, "context");
             threads.iter().any(|thread| is_blocked(thread))
         });
-        // Others come as far.
-        let restarted = sandbox.post("contexts/c/restart", &json!({}));
-        assert_eq!(restarted.status, 200, "{}", restarted.text());
-        let mut client = sandbox.connect();
-        client.send_request("POST", &target, &[], body.as_bytes());
-        wait_until("its thread waits", PATIENCE, || {
-            let threads = threads_of(pid, "context");
-            threads.iter().any(|thread| is_blocked(thread))
-        });
-        let ended = sandbox.post("contexts/c/interrupt", &json!({ "kill_after": 0.1 }));
-        assert_eq!(ended.json()["ended"], true, "{}", ended.text());
         let deleted = sandbox.request("DELETE", "contexts/c", b"");
         assert_eq!(deleted.status, 200, "{}", deleted.text());
         wait_until("the thread ends", PATIENCE, || {
