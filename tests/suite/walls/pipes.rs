@@ -430,9 +430,10 @@ fn a_held_pipe_of_a_context_counts_in_the_next_run() {
             std::path::Path::new(&socket).exists()
         });
         let sandbox = sandbox_of(kind);
+        // It writes nothing to the pipe itself: what waits for the pipe's lock cannot be killed.
         let code = format!(
             "import socket\nto = socket.socket(socket.AF_UNIX)\nto.connect('{socket}')\n\
-             socket.send_fds(to, [b'x'], [1])\nto.recv(1)\nimport time; time.sleep(0.3)"
+             socket.send_fds(to, [b'x'], [1])\nto.recv(1)\nimport time; time.sleep(1000)"
         );
         let blocked = || {
             let threads = threads_of(pid, "context");
