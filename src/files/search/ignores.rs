@@ -113,13 +113,14 @@ impl Ignores {
         self.path = [&path[top..], b"/"].concat();
         self.above = self.path.len();
         for base in bases.iter().rev() {
+            if self.read >= MAX_ABOVE_BYTES || self.states() >= MAX_STATES {
+                break;
+            }
             let Ok(directory) = open(*base) else {
                 continue;
             };
             for name in names {
-                if self.read < MAX_ABOVE_BYTES {
-                    self.add(&directory, name, 0, base - top)?;
-                }
+                self.add(&directory, name, 0, base - top)?;
             }
         }
         Ok(())

@@ -409,3 +409,44 @@ fn others_come_first_while_names_are_left_out() {
         assert_eq!(steps.iter().filter(|is_passed| !**is_passed).count(), 1);
     }
 }
+
+#[test]
+fn a_name_that_takes_too_long_to_compare_is_not_compared() {
+    use nix::fcntl::{OFlag, openat};
+    use nix::sys::stat::{Mode, mkdirat};
+
+    let place = TestDirectory::new("long");
+    let name = "a".repeat(250);
+    let mut directory = nix::fcntl::open(&place.0, DIRECTORY, Mode::empty()).unwrap();
+    for _ in 0..80 {
+        mkdirat(&directory, name.as_str(), Mode::S_IRWXU).unwrap();
+        directory = openat(&directory, name.as_str(), DIRECTORY, Mode::empty()).unwrap();
+    }
+    openat(&directory, "z", OFlag::O_CREAT, Mode::S_IRUSR).unwrap();
+    let found = |root: &Root| {
+        let path = FilePath::new(b".").unwrap();
+        let filter = Filter::of_search();
+        let mut walk = root.walk(&path, filter, None, &ledger()).unwrap();
+        let (mut entries, mut lost) = (0, Vec::new());
+        while let Some(visit) = walk.next().unwrap() {
+            match visit {
+                Visit::Entry(_) => entries += 1,
+                Visit::Unreadable(path, errno) => lost.push((path.len(), errno)),
+                Visit::Passed => {}
+            }
+        }
+        (entries, lost)
+    };
+    for root in place.roots() {
+        assert_eq!(found(&root), (81, Vec::new()));
+    }
+    let lines = format!("{}\n", "?".repeat(4000)).repeat(4);
+    fs::write(place.0.join(".gitignore"), lines).unwrap();
+    for root in place.roots() {
+        // 16,000 states by 67 names of 251 bytes are more than 2^28.
+        assert_eq!(
+            found(&root),
+            (66, vec![(67 * 251 - 1, Errno::ENAMETOOLONG)])
+        );
+    }
+}

@@ -47,6 +47,10 @@ const CHARGED_BYTES: usize = 32 * 1024;
 const NAME_WORK: usize = 1000;
 const MOST_WORK: usize = 300_000;
 
+/// Most work of comparing a name with all patterns, which nothing interrupts: half a second. The path of an entry has no limit; one
+/// for which it would be more is reported as unreadable.
+const MOST_COMPARISON: usize = 1 << 28;
+
 /// The flags that open a directory to read it.
 const READ_DIRECTORY: OFlag = OFlag::O_RDONLY
     .union(OFlag::O_DIRECTORY)
@@ -105,7 +109,7 @@ pub struct Walk<'files> {
     /// What was done since others came first, and whether it is time for that.
     work: usize,
     is_due: bool,
-    /// How many states of the filter a name goes through for each byte of its path.
+    /// How many states of the filter, and of what else is compared, a name goes through for each byte of its path.
     states: usize,
     /// The errno and the path of what could not be read and is still to be reported.
     lost: Option<Errno>,
@@ -301,6 +305,11 @@ impl Walk<'_> {
         self.advance()
     }
 
+    /// Counts what the caller compares each path with.
+    pub fn also_compares(&mut self, with: &Matcher) {
+        self.states += with.states();
+    }
+
     /// Skips the contents of the directory that was returned last.
     pub fn skip_contents(&mut self) {
         self.entering = None;
@@ -348,10 +357,15 @@ impl Walk<'_> {
             };
             let is_directory = kind == Ok(FileKind::Directory);
             let length = self.path.len();
-            self.work += NAME_WORK + self.ignores.work_of(length) + self.states * length;
+            let comparison = self.ignores.work_of(length) + self.states * length;
+            self.work += NAME_WORK + comparison;
             if self.work >= MOST_WORK {
                 self.work = 0;
                 self.is_due = true;
+            }
+            if comparison > MOST_COMPARISON {
+                self.lose(length, Errno::ENAMETOOLONG);
+                continue;
             }
             if self.filter.skips_hidden && name.starts_with(b".")
                 || self.ignores.exclude(&self.path, is_directory)

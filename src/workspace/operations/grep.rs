@@ -268,6 +268,7 @@ impl Workspace {
             }
             walk => walk?,
         };
+        walk.also_compares(&globs);
         // Only one more match tells that the limit leaves some out.
         while !(search.is_full() && search.summary.truncated) {
             give_way(&mut search.turn, sink)?;

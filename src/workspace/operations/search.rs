@@ -155,6 +155,7 @@ impl Workspace {
         let picks_all = glob.patterns.only_excepts();
         let files = self.files()?;
         let mut walk = files.walk(&glob.path, filter, after, &self.ledger)?;
+        walk.also_compares(&glob.patterns);
         // One more than the limit means that there is a next page.
         while !is_by_name || kept.entries.len() <= limit {
             interrupt.check()?;
