@@ -19,6 +19,48 @@ use crate::skip;
 /// The ways to hold a pipe.
 const WAYS: [&str; 5] = ["splice", "sendfile", "terminal", "stdin", "reader"];
 
+/// A sandbox with a process that is given pipes at a socket, and holds their locks.
+struct Accomplice<'server> {
+    /// The directory of the socket, which others may be allowed to reach.
+    shared: TempDir,
+    socket: String,
+    sandbox: Sandbox<'server>,
+    /// The process.
+    holder: Value,
+}
+
+impl<'server> Accomplice<'server> {
+    fn of(server: &'server Server) -> Self {
+        let shared = TempDir::new();
+        std::fs::set_permissions(shared.path(), Permissions::from_mode(0o777)).unwrap();
+        let socket = shared.join("holder");
+        let body = json!({ "isolation": "landlock", "read_write_paths": [shared.path()] });
+        let sandbox = server.sandbox_with(&body);
+        let holder = sandbox.spawn(&Probe::new(&sandbox).command(&[&["hold-given", &socket]]));
+        wait_until("it listens", PATIENCE, || {
+            std::path::Path::new(&socket).exists()
+        });
+        Self {
+            shared,
+            socket,
+            sandbox,
+            holder,
+        }
+    }
+
+    fn sandbox_that_reaches_it(&self, mut body: Value) -> Sandbox<'server> {
+        body["read_write_paths"] = json!([self.shared.path()]);
+        self.sandbox.server.sandbox_with(&body)
+    }
+
+    /// Ends the process.
+    fn let_go(&self) {
+        let route = format!("processes/{}", self.holder["id"].as_str().unwrap());
+        let deleted = self.sandbox.request("DELETE", &route, b"");
+        assert_eq!(deleted.status, 200);
+    }
+}
+
 /// A command that leaves a process behind which holds one of its pipes. More is written to its stdin than a pipe has room
 /// for.
 fn holding(probe: &Probe<'_>, way: &str) -> Value {
@@ -175,24 +217,12 @@ fn a_held_pipe_of_a_run_that_has_ended_counts_in_the_next() {
     // All commands may have half of the descriptors, four each, and one sandbox half of that.
     let share = 1024 / 2 / 4 / 2;
     for kind in kinds(&server) {
-        let shared = TempDir::new();
-        std::fs::set_permissions(shared.path(), Permissions::from_mode(0o777)).unwrap();
-        let socket = shared.join("holder");
-        let sandbox_of = |mut body: Value| {
-            body["read_write_paths"] = json!([shared.path()]);
-            server.sandbox_with(&body)
-        };
-        let accomplice = sandbox_of(json!({ "isolation": "landlock" }));
-        let acts = Probe::new(&accomplice).command(&[&["hold-given", &socket]]);
-        let holder = accomplice.spawn(&acts);
-        wait_until("it listens", PATIENCE, || {
-            std::path::Path::new(&socket).exists()
-        });
+        let accomplice = Accomplice::of(&server);
         let mut limits = kind.clone();
         limits["max_procs"] = json!(256);
-        let sandbox = sandbox_of(limits);
+        let sandbox = accomplice.sandbox_that_reaches_it(limits);
         let neighbour = server.sandbox_with(&json!({}));
-        let give = Probe::new(&sandbox).command(&[&["give-output", &socket]]);
+        let give = Probe::new(&sandbox).command(&[&["give-output", &accomplice.socket]]);
         let sleep = json!({ "cmd": ["sleep", "1000"] });
         let blocked = || {
             let threads = threads_of(pid, "pumps");
@@ -231,8 +261,7 @@ fn a_held_pipe_of_a_run_that_has_ended_counts_in_the_next() {
             }
         }
         expect_service(&server, &neighbour);
-        let route = format!("processes/{}", holder["id"].as_str().unwrap());
-        assert_eq!(accomplice.request("DELETE", &route, b"").status, 200);
+        accomplice.let_go();
         assert_eq!(sandbox.post("resume", &json!({})).status, 200);
         for _ in 0..share / 2 {
             sandbox.spawn(&sleep);
@@ -255,20 +284,11 @@ fn who_waits_for_a_start_that_is_held_up_has_the_share_of_its_sandbox() {
     }
     let server = Server::host().env("SBX_MAX_CONNECTIONS", 64).start();
     let pid = server.inner_pid();
-    let shared = TempDir::new();
-    std::fs::set_permissions(shared.path(), Permissions::from_mode(0o777)).unwrap();
-    let socket = shared.join("holder");
-    let [accomplice, sandbox] = [(); 2].map(|()| {
-        let paths = json!({ "isolation": "landlock", "read_write_paths": [shared.path()] });
-        server.sandbox_with(&paths)
-    });
-    accomplice.spawn(&Probe::new(&accomplice).command(&[&["hold-given", &socket]]));
-    wait_until("it listens", PATIENCE, || {
-        std::path::Path::new(&socket).exists()
-    });
+    let accomplice = Accomplice::of(&server);
+    let sandbox = accomplice.sandbox_that_reaches_it(json!({ "isolation": "landlock" }));
     let made = sandbox.post("tickets", &json!({ "port": "8000" })).json();
     let ticket = made["path"].as_str().unwrap();
-    let give = Probe::new(&sandbox).command(&[&["give-output", &socket]]);
+    let give = Probe::new(&sandbox).command(&[&["give-output", &accomplice.socket]]);
     let stop = json!({ "keep": "files" });
     for run in 1..=2 {
         sandbox.spawn(&give);
@@ -416,20 +436,9 @@ fn a_held_pipe_of_a_context_counts_in_the_next_run() {
     let server = Server::host().start();
     let pid = server.inner_pid();
     for kind in kinds(&server) {
-        let shared = TempDir::new();
-        std::fs::set_permissions(shared.path(), Permissions::from_mode(0o777)).unwrap();
-        let socket = shared.join("holder");
-        let sandbox_of = |mut body: Value| {
-            body["read_write_paths"] = json!([shared.path()]);
-            server.sandbox_with(&body)
-        };
-        let accomplice = sandbox_of(json!({ "isolation": "landlock" }));
-        let acts = Probe::new(&accomplice).command(&[&["hold-given", &socket]]);
-        let holder = accomplice.spawn(&acts);
-        wait_until("it listens", PATIENCE, || {
-            std::path::Path::new(&socket).exists()
-        });
-        let sandbox = sandbox_of(kind);
+        let accomplice = Accomplice::of(&server);
+        let sandbox = accomplice.sandbox_that_reaches_it(kind);
+        let socket = &accomplice.socket;
         // It writes nothing to the pipe itself: what waits for the pipe's lock cannot be killed.
         let code = format!(
             "import socket\nto = socket.socket(socket.AF_UNIX)\nto.connect('{socket}')\n\
@@ -441,11 +450,11 @@ fn a_held_pipe_of_a_context_counts_in_the_next_run() {
         };
         // All of its threads: one of them waits for who gives it something.
         let all_sleep = || {
-            let [pid] = accomplice.processes()[..] else {
+            let [pid] = accomplice.sandbox.processes()[..] else {
                 return None;
             };
             let threads = usize::try_from(crate::fixture::status_of(pid, "Threads")).unwrap();
-            (count_sleepers(&accomplice) == threads).then_some(threads)
+            (count_sleepers(&accomplice.sandbox) == threads).then_some(threads)
         };
         wait_until("it waits", PATIENCE, || all_sleep().is_some());
         let before = all_sleep().unwrap();
@@ -468,8 +477,7 @@ fn a_held_pipe_of_a_context_counts_in_the_next_run() {
                 assert_error(&resumed, 503, "over_limit");
             }
         }
-        let route = format!("processes/{}", holder["id"].as_str().unwrap());
-        assert_eq!(accomplice.request("DELETE", &route, b"").status, 200);
+        accomplice.let_go();
         wait_until("it starts", PATIENCE, || {
             sandbox.post("resume", &json!({})).status == 200
         });
