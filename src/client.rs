@@ -208,6 +208,21 @@ pub trait Interrupt: Send {
     fn check(&mut self) -> Result<(), Stopped>;
 }
 
+impl<T: Interrupt + ?Sized> Interrupt for &mut T {
+    fn check(&mut self) -> Result<(), Stopped> {
+        (**self).check()
+    }
+}
+
+/// Work that no client ends: what it takes may still come after its tenant's other work.
+pub struct Uninterrupted;
+
+impl Interrupt for Uninterrupted {
+    fn check(&mut self) -> Result<(), Stopped> {
+        Ok(())
+    }
+}
+
 /// Whether a client is still there, without waiting.
 ///
 /// # Errors

@@ -90,6 +90,8 @@ pub enum Kind {
     NoWatches,
     /// The machine has no terminal for the command.
     NoTerminals,
+    /// No block of ids is free for a sandbox.
+    NoIds,
     /// No interpreter runs this language.
     UnsupportedLanguage,
     /// The command that makes a virtual environment has failed.

@@ -209,12 +209,13 @@ fn serve(as_init: bool) -> Result<(), ExitError> {
     let held_port = hosting.map(|settings| hold_port(config.listen.port(), settings));
     let held_port = held_port.transpose()?;
     let machine = Machine::new(&config, environment)?;
-    if let Some(init) = init {
-        init.keep()?;
-    }
     // After the machine has noted the limit that commands get.
     raise_descriptor_limit();
     machine.take_over()?;
+    // Both acted as owners of sandboxes.
+    if let Some(init) = init {
+        init.keep()?;
+    }
 
     let cannot_listen =
         |error: io::Error| Error::io(format_args!("cannot listen on {}", config.listen), &error);

@@ -302,6 +302,22 @@ impl Machine {
         self.as_host().map_or_else(Vec::new, Host::isolations)
     }
 
+    /// The names of what roots of sandboxes can be made of.
+    pub fn templates(&self) -> Vec<String> {
+        let names = self.as_host().map_or_else(Vec::new, Host::templates);
+        names.into_iter().map(str::to_owned).collect()
+    }
+
+    /// The template of roots of sandboxes that choose nothing.
+    pub fn default_template(&self) -> Option<&str> {
+        self.as_host().and_then(Host::default_template)
+    }
+
+    /// Why sandboxes of a host cannot have roots of their own; `None` if they can.
+    pub fn lack_of_roots(&self) -> Option<String> {
+        self.as_host().and_then(Host::lack_of_roots)
+    }
+
     /// The names of the limits that a sandbox as a whole can have here.
     pub fn limits(&self) -> Vec<&'static str> {
         self.as_host().map_or_else(Vec::new, Host::limits)

@@ -34,6 +34,7 @@ mod processes;
 mod program;
 mod proxy;
 mod report;
+mod roots;
 mod sandboxes;
 mod search;
 mod soak;
@@ -162,7 +163,7 @@ impl Plan {
 type Group = fn(&Plan, &Scratch, &mut Table);
 
 /// What can be measured by itself, in the order of the table.
-const GROUPS: [(&str, Group); 19] = [
+const GROUPS: [(&str, Group); 20] = [
     ("start", start::measure),
     ("commands", commands::measure),
     ("processes", processes::measure),
@@ -179,6 +180,7 @@ const GROUPS: [(&str, Group); 19] = [
     ("mcp", mcp::measure),
     ("health", health::measure),
     ("sandboxes", sandboxes::measure),
+    ("roots", roots::measure),
     ("lasting", lasting::measure),
     ("memory", memory::measure),
     ("size", measure_size),

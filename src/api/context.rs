@@ -10,6 +10,7 @@ use super::origins::Origins;
 #[cfg(feature = "console")]
 use super::tickets::{Target, Tickets};
 use crate::auth::{Access, Authenticator, Holder, Refused};
+use crate::client::{Stopped, check_peer};
 use crate::config::Doors;
 use crate::error::{Error, Kind, Result};
 #[cfg(feature = "console")]
@@ -22,6 +23,7 @@ use crate::logging;
 use crate::machine::{Machine, Scope};
 #[cfg(feature = "console")]
 use crate::ports::Port;
+use crate::threads::priority::BackgroundTurn;
 #[cfg(feature = "console")]
 use crate::workspace::Workspace;
 use crate::workspace::{Lease, Needs};
@@ -96,10 +98,10 @@ impl Context {
     }
 
     /// Gives the connection to the holder of the token. If the holder has too many, it ends. A sandbox gets nothing on the
-    /// spare thread, which it could keep from the operator.
+    /// spare thread, which it could keep from the operator, and waits while its earlier requests have taken too much.
     ///
     /// # Errors
-    /// `NoThreads`, `OverLimit`.
+    /// `NoThreads`, `OverLimit`; `NotFound` if the sandbox ended meanwhile.
     pub(super) fn assign_slot(&self, request: &mut Request<'_>, holder: Holder<'_>) -> Result<()> {
         if matches!(holder, Holder::Sandbox(_)) {
             check_may_block(request)?;
@@ -108,18 +110,21 @@ impl Context {
         let slot = &mut *request.slot;
         let given = match holder {
             Holder::Operator => slot.give_to_operator(&machine.operator),
-            // A token is valid longer than its sandbox.
             Holder::Sandbox(id) => {
                 let ledger = machine.ledger_of(id);
-                match ledger.map_or(Ok(()), |ledger| slot.give_to_tenant(&ledger)) {
-                    Err(error) if error.kind() == Kind::NotFound => Ok(()),
-                    given => given,
+                match ledger.map(|ledger| slot.give_to_tenant(&ledger)) {
+                    // A token is valid longer than its sandbox.
+                    None => return Ok(()),
+                    Some(Err(error)) if error.kind() == Kind::NotFound => return Ok(()),
+                    Some(given) => given,
                 }
             }
         };
         request.closes = given.is_err();
         request.ledger = Arc::clone(request.slot.ledger());
-        given
+        given?;
+        request.admit();
+        pay(request)
     }
 
     /// What a ticket for a port of a workspace leads to.
@@ -193,6 +198,7 @@ impl Context {
         check_may_block(request)?;
         let lease = self.machine.lease(scope, needs)?;
         request.ledger = Arc::clone(&lease.ledger);
+        request.admit();
         Ok(lease)
     }
 }
@@ -238,11 +244,35 @@ pub(super) fn enter_by_ticket(
     request.closes = given.is_err();
     request.ledger = Arc::clone(request.slot.ledger());
     given?;
+    request.admit();
+    pay(request)?;
     let scope = sandbox.map_or(Scope::Machine, Scope::Sandbox);
     match context.machine.lease(scope, Needs::Processes) {
         Err(error) if error.kind() == Kind::NotFound => Ok(None),
         other => other.map(Some),
     }
+}
+
+/// Pauses for what earlier requests of the tenant took of the server's time.
+///
+/// # Errors
+/// `NotFound` if the tenant has ended; `OverLimit`, which nobody reads, if the client has disconnected.
+fn pay(request: &Request<'_>) -> Result<()> {
+    let ledger = &request.ledger;
+    if ledger.is_whole() || !request.may_block {
+        return Ok(());
+    }
+    let Some(mut turn) = BackgroundTurn::that_pays(&ledger.work) else {
+        return Ok(());
+    };
+    let mut client = request.body.watch_client();
+    turn.pass(&mut || Ok(check_peer(&mut client)?))
+        .map_err(|stopped| match stopped {
+            Stopped::Failed(error) => error,
+            Stopped::Disconnected | Stopped::Due => {
+                Error::new(Kind::OverLimit, "the client has disconnected")
+            }
+        })
 }
 
 fn check_may_block(request: &Request<'_>) -> Result<()> {

@@ -154,6 +154,19 @@ impl<'a> Fields<'a> {
         (JsonType::of(value) != JsonType::Null).then_some(value)
     }
 
+    /// Checks a string that is of no use here, and is reported with what nobody asks for.
+    ///
+    /// # Errors
+    /// `Invalid` if it is no string.
+    pub fn check_string(&self, name: &str) -> Result<()> {
+        match self.values.get(name) {
+            Some(value) if !matches!(JsonType::of(value), JsonType::String | JsonType::Null) => {
+                Err(wrong_type(name, "a string", value))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// A field that null removes.
     ///
     /// # Errors

@@ -45,6 +45,15 @@ impl Query {
         Ok(value)
     }
 
+    /// A text; what is no UTF-8 in it becomes U+FFFD.
+    ///
+    /// # Errors
+    /// `Invalid` if it is given more than once.
+    pub fn text(&self, name: &str) -> Result<Option<String>> {
+        let value = self.value(name)?;
+        Ok(value.map(|value| String::from_utf8_lossy(value).into_owned()))
+    }
+
     /// All values of a parameter that may be repeated, in their order.
     pub fn values<'q>(&'q self, name: &'q str) -> impl Iterator<Item = &'q [u8]> {
         let pairs = self.0.iter().filter(move |(key, _)| key == name.as_bytes());

@@ -18,6 +18,7 @@ use std::time::Duration;
 use crate::logging;
 use crate::spec::isolation::DefaultIsolation;
 use crate::spec::network::NetworkPolicy;
+use crate::sys::IDS_OF_SANDBOX;
 use table::{Variable, decimal};
 pub use token::{MadeToken, Secret};
 
@@ -95,12 +96,37 @@ pub struct HostSettings {
     pub min_landlock_abi: u32,
     /// Starts without some isolation layers.
     pub allow_unconfined: bool,
+    /// Directories with the files that name devices.
+    pub cdi: Vec<PathBuf>,
     /// TCP ports that sandboxes can be given; `None` for none.
     pub tcp_ports: Option<RangeInclusive<u16>>,
+    /// What sandboxes with a root of their own are made of.
+    pub roots: RootSettings,
     /// The isolation of sandboxes that choose none.
     pub isolation: DefaultIsolation,
     /// The file with the host's token.
     pub token_file: Option<PathBuf>,
+}
+
+/// What a host is told about roots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RootSettings {
+    /// Directories of the machine, by the names of templates.
+    pub templates: Vec<(String, PathBuf)>,
+    /// The template of sandboxes that choose none.
+    pub default: Option<String>,
+    /// Where the blocks of ids are.
+    pub ids: RangeInclusive<u32>,
+}
+
+impl Default for RootSettings {
+    fn default() -> Self {
+        Self {
+            templates: Vec::new(),
+            default: None,
+            ids: 1_000_000..=4_000_000_000,
+        }
+    }
 }
 
 /// Why the settings cannot be used: the variable, its value, and what it accepts.
@@ -190,11 +216,13 @@ impl Config {
 #[cfg(feature = "e2b")]
 fn templates(text: &str) -> Option<Vec<String>> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
-    let name = |name: &str| {
-        let is_name = name == "*" || (!name.is_empty() && name.chars().all(is_plain));
-        is_name.then(|| name.to_owned())
+    let name = |name: &str| name == "*" || (!name.is_empty() && name.chars().all(is_plain));
+    let entry = |entry: &str| {
+        let (own, template) = entry.split_once('=').unzip();
+        let is_template = template.is_none_or(|template| template != "*" && name(template));
+        (name(own.unwrap_or(entry)) && is_template).then(|| entry.to_owned())
     };
-    text.split(',').map(name).collect()
+    text.split(',').map(entry).collect()
 }
 
 /// The port of the server, which `sbx-server health` asks.
@@ -342,9 +370,28 @@ impl Variables {
             users: self.read(&table::UID_RANGE, users)?,
             min_landlock_abi: self.number(&table::MIN_LANDLOCK_ABI)?,
             allow_unconfined: self.flag(&table::ALLOW_UNCONFINED)?,
+            cdi: self.read(&table::CDI_DIRS, directories)?,
             tcp_ports: self.read_if_set(&table::TCP_PORT_RANGE, tcp_ports)?,
+            roots: self.root_settings()?,
             isolation: self.read(&table::ISOLATION, DefaultIsolation::named)?,
             token_file: self.get(&table::TOKEN_FILE).map(PathBuf::from),
+        })
+    }
+}
+
+impl Variables {
+    fn root_settings(&self) -> Result<RootSettings, ConfigError> {
+        let templates = self.read_if_set(&table::TEMPLATES, templates_of_roots)?;
+        let templates = templates.unwrap_or_default();
+        let is_known = |name: &str| templates.iter().any(|(known, _)| known == name);
+        let default = self.read_if_set(&table::TEMPLATE, |name| {
+            is_known(name).then(|| name.to_owned())
+        })?;
+        let ids = self.read(&table::ID_BLOCKS, ids)?;
+        Ok(RootSettings {
+            templates,
+            default,
+            ids,
         })
     }
 }
@@ -362,6 +409,37 @@ impl Variable {
 fn users(text: &str) -> Option<RangeInclusive<u32>> {
     let users = range_from(1, text)?;
     Some((*users.start()).into()..=(*users.end()).into())
+}
+
+fn ids(text: &str) -> Option<RangeInclusive<u32>> {
+    let (first, last) = text.split_once('-')?;
+    let (first, last): (u32, u32) = (decimal(first)?, decimal(last)?);
+    // The ids below are those of the machine's users, and the last one is none.
+    let is_range = first >= IDS_OF_SANDBOX && last < u32::MAX;
+    (is_range && first <= last).then_some(first..=last)
+}
+
+/// Names of templates, and their directories.
+fn templates_of_roots(text: &str) -> Option<Vec<(String, PathBuf)>> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    let mut all: Vec<(String, PathBuf)> = Vec::new();
+    for pair in text.split(',') {
+        let (name, path) = pair.split_once('=')?;
+        let is_name = !name.is_empty() && name.len() <= 64 && name.bytes().all(is_plain);
+        let is_new = all.iter().all(|(known, _)| known != name);
+        if !is_name || !is_new || !path.starts_with('/') {
+            return None;
+        }
+        all.push((name.to_owned(), path.into()));
+    }
+    Some(all)
+}
+
+/// Absolute paths.
+fn directories(text: &str) -> Option<Vec<PathBuf>> {
+    let all = text.split(',');
+    all.map(|path| path.starts_with('/').then(|| path.into()))
+        .collect()
 }
 
 fn tcp_ports(text: &str) -> Option<RangeInclusive<u16>> {

@@ -87,6 +87,14 @@ variables! {
         "Lowest Landlock ABI of the kernel that host mode accepts.";
     ALLOW_UNCONFINED = "0", Flag,
         "1 starts host mode on a kernel without some isolation layers.";
+    TEMPLATES = "none", Text("NAME=PATH pairs separated by commas: names of letters, digits, . _ -, and directories"),
+        "Directories that sandboxes can have as a root of their own (host mode).";
+    TEMPLATE = "none", Text("a name of SBX_TEMPLATES"),
+        "Root of sandboxes that ask for one of their own and name none. With SBX_ISOLATION=auto, of all that ask for nothing.";
+    ID_BLOCKS = "1000000-4000000000", Text("FIRST-LAST, ids from 65536 to 4294967294"),
+        "User and group ids of sandboxes with a root of their own, 65536 for each.";
+    CDI_DIRS = "/etc/cdi,/var/run/cdi", Text("absolute paths separated by commas"),
+        "Directories with the files of the Container Device Interface that name devices for sandboxes (host mode). Of a name in two, the later counts.";
     TCP_PORT_RANGE = "none", Text("FIRST-LAST, ports from 1024 to 65535"),
         "TCP ports that sandboxes can be given to listen on (host mode).";
     ISOLATION = "landlock", Text("landlock, namespaces or auto"),
@@ -109,8 +117,8 @@ variables! {
     CONSOLE = "1", Flag,
         "0 turns the web page at /console off.";
     #[cfg(feature = "e2b")]
-    E2B_TEMPLATES = "none", Text("names separated by commas, or *"),
-        "Further templates that clients of E2B may name: each means the image of the server. * is any.";
+    E2B_TEMPLATES = "none", Text("NAME or NAME=TEMPLATE, separated by commas; * is any name"),
+        "Further templates that clients of E2B may name: each means TEMPLATE, else the default: SBX_TEMPLATE, or the image of the server.";
     PING_SECS = "15", Number(1..=SECONDS),
         "Seconds of silence on a stream before the server sends a ping.";
     MAX_CONNECTIONS = "4096", Number(1..=u64::MAX),

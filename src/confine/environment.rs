@@ -10,6 +10,7 @@ use super::{Confinement, DEFAULT_PATH};
 use crate::codec::table::Table;
 use crate::egress::EgressListener;
 use crate::error::Result;
+use crate::spec::account::Account;
 use crate::spec::command::CommandSpec;
 
 /// Where programs look for the proxy of a filtered network.
@@ -96,8 +97,14 @@ impl Confinement {
         &'a self,
         spec: &'a CommandSpec,
         listener: Option<&EgressListener>,
+        account: Option<&Account>,
     ) -> Environment<'a> {
         let mut environment = self.common_environment(listener);
+        if let Some(account) = account.filter(|_| spec.user.is_some()) {
+            set(&mut environment, "HOME", Some(&account.home));
+            set(&mut environment, "USER", Some(&account.name));
+            set(&mut environment, "LOGNAME", Some(&account.name));
+        }
         if let Some(terminal) = &spec.terminal {
             set(&mut environment, "TERM", Some(terminal.name()));
             // Programs would believe these instead of the terminal.
@@ -139,6 +146,11 @@ impl Confinement {
     /// Those of [`Confinement::act`].
     pub fn finds(&self, program: &str) -> Result<bool> {
         let environment = self.common_environment(None);
+        if let Some(root) = &self.root {
+            let path = OsStr::from_bytes(search_path(&environment));
+            let mut directories = std::env::split_paths(path);
+            return Ok(directories.any(|directory| root.has_program(&directory.join(program))));
+        }
         let _acting = self.act()?;
         let path = OsStr::from_bytes(search_path(&environment));
         Ok(std::env::split_paths(path).any(|directory| {

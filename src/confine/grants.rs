@@ -5,26 +5,20 @@
 //! name: one that may change a directory above could lay another file there while the sandbox is stopped. Permissions and
 //! owners hold as ever: a rule of Landlock only takes away. A link that a sandbox has made is not followed.
 
-use std::ffi::OsString;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open, openat, readlinkat};
-use nix::sys::stat::{Mode, fstat};
+use nix::sys::stat::fstat;
 use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, fstatfs};
 
+use super::devices::Devices;
+use super::given::{Grant, GrantedAccess, GrantedPaths, is_closed, walk};
 use crate::error::{Error, Kind, Result, cause};
 use crate::sys;
-
-/// What no sandbox is given: the kernel's own file systems, devices, and what holds them.
-const FORBIDDEN: [&str; 3] = ["/proc", "/sys", "/dev"];
-
-/// Most links on the way, as in the kernel.
-const MAX_LINKS: usize = 40;
 
 /// Tells a file from all others that its path could lead to. An inode number may be given again once its file is deleted, and
 /// nobody chooses when a file is made. The number of a device may be another after each boot, so it is not part of this.
@@ -67,12 +61,6 @@ impl fmt::Display for FileIdentity {
     }
 }
 
-/// A path that commands reach.
-pub(super) struct Grant {
-    pub(super) file: OwnedFd,
-    pub(super) is_writable: bool,
-}
-
 /// Paths that commands reach, open until the sandboxes have their rules.
 pub struct Grants {
     pub(super) opened: Vec<Grant>,
@@ -80,15 +68,8 @@ pub struct Grants {
     pub paths: Arc<GrantedPaths>,
     /// What they lead to: the read-only ones first.
     pub identities: Arc<[FileIdentity]>,
-}
-
-/// Where the paths lead that commands reach.
-#[derive(Default)]
-pub struct GrantedPaths {
-    /// Those that can be read.
-    pub read_only: Vec<String>,
-    /// Those that can be changed.
-    pub read_write: Vec<String>,
+    /// What is given besides, by the names of devices.
+    pub devices: Devices,
 }
 
 impl Grants {
@@ -101,6 +82,7 @@ impl Grants {
                 read_write: read_write.to_vec(),
             }),
             identities: Arc::default(),
+            devices: Devices::default(),
         }
     }
 
@@ -120,9 +102,9 @@ impl Grants {
         let mut opened = Vec::new();
         let mut identities = Vec::new();
         let mut granted = GrantedPaths::default();
-        for (paths, field, is_writable) in [
-            (read_only, "read_only_paths", false),
-            (read_write, "read_write_paths", true),
+        for (paths, field, access) in [
+            (read_only, "read_only_paths", GrantedAccess::Read),
+            (read_write, "read_write_paths", GrantedAccess::Write),
         ] {
             for path in paths {
                 let refuse =
@@ -138,20 +120,20 @@ impl Grants {
                     return Err(refuse((Kind::Changed, why.to_owned())));
                 }
                 let (file, path, identity) = found.map_err(refuse)?;
-                let list = if is_writable {
-                    &mut granted.read_write
-                } else {
-                    &mut granted.read_only
+                let list = match access {
+                    GrantedAccess::Write => &mut granted.read_write,
+                    _ => &mut granted.read_only,
                 };
                 list.push(path);
                 identities.push(identity);
-                opened.push(Grant { file, is_writable });
+                opened.push(Grant { file, access });
             }
         }
         Ok(Self {
             opened,
             paths: Arc::new(granted),
             identities: identities.into(),
+            devices: Devices::default(),
         })
     }
 }
@@ -180,12 +162,7 @@ fn open_path(
     // After all links: what was opened is what counts.
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
     let real = std::fs::read_link(link).map_err(|error| (Kind::System, error.to_string()))?;
-    let is_closed = |closed: &Path| real.starts_with(closed) || closed.starts_with(&real);
-    let resolved = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
-    let mut private = private.iter().map(resolved);
-    if FORBIDDEN.iter().any(|path| is_closed(Path::new(path)))
-        || private.any(|path| is_closed(&path))
-    {
+    if is_closed(&real, private) {
         let why = "it is, is in, or holds what stays closed to sandboxes: /proc, /sys, /dev, the homes, the token's file";
         return Err((Kind::Forbidden, why.to_owned()));
     }
@@ -207,49 +184,11 @@ fn open_path(
     Ok((file, real, identity))
 }
 
-/// Opens a path step by step, so that nobody can change a step between the look at it and its use. `None` if a link is on
-/// the way that one of these users has made, or can have put there.
-fn walk(path: &Path, users: &RangeInclusive<u32>) -> nix::Result<Option<OwnedFd>> {
-    if path.as_os_str().len() >= usize::try_from(libc::PATH_MAX).unwrap_or(0) {
-        return Err(Errno::ENAMETOOLONG);
-    }
-    let flags = OFlag::O_PATH | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
-    // The last step first.
-    let steps = |path: &Path| -> Vec<OsString> {
-        let steps = path.components().rev();
-        steps.map(|step| step.as_os_str().to_owned()).collect()
-    };
-    let root = || open("/", flags, Mode::empty());
-    let (mut here, mut left, mut links) = (root()?, steps(path), 0);
-    while let Some(step) = left.pop() {
-        if Path::new(&step).components().next() == Some(Component::RootDir) {
-            here = root()?;
-            continue;
-        }
-        let next = openat(&here, &*step, flags, Mode::empty())?;
-        let status = fstat(&next)?;
-        if status.st_mode & libc::S_IFMT != libc::S_IFLNK {
-            here = next;
-            continue;
-        }
-        if [status.st_uid, fstat(&here)?.st_uid]
-            .iter()
-            .any(|owner| users.contains(owner))
-        {
-            return Ok(None);
-        }
-        links += 1;
-        if links > MAX_LINKS {
-            return Err(Errno::ELOOP);
-        }
-        left.extend(steps(Path::new(&readlinkat(&next, "")?)));
-    }
-    Ok(Some(here))
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+
+    use nix::sys::stat::Mode;
 
     use super::*;
 

@@ -5,19 +5,24 @@
 //! commands have the server's identity. In host mode a [`Policy`] holds what all sandboxes share, and each
 //! sandbox has its own user, Landlock ruleset and environment.
 
+mod cdi;
 mod cgroup;
+mod devices;
 mod environment;
 mod filter;
+mod given;
 mod grants;
 mod limits;
 mod mark;
 mod namespaces;
 mod network;
 mod policy;
+mod private;
 mod ruleset;
 mod start;
 mod system_files;
 
+use std::collections::HashMap;
 use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -25,23 +30,28 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, SockType};
+use nix::sys::socket::SockType;
 
 use crate::codec::table::Table;
 use crate::egress::{EgressListener, Exits, MakeSocket};
 use crate::error::{Error, Kind, Result};
+use crate::spec::account::Account;
 use crate::spec::command::EnvironmentChange;
 use crate::spec::network::{NetworkPolicy, TooWide};
 use crate::sys::{self, ActingAs, CallListener, Resource, User};
 use crate::threads::lock::{Mutex, lock};
+pub use devices::{DeviceRequest, Devices, FileView};
 use environment::entry;
 use filter::Subject;
-pub use grants::{FileIdentity, GrantedPaths, Grants};
+pub use given::GrantedPaths;
+pub use grants::{FileIdentity, Grants};
 pub use limits::{KillWatch, Limiter, Limits, MemoryKill, ended_for_memory};
 pub use mark::Mark;
 pub use namespaces::{HOLDER_ARGUMENT, IN_MEMORY, MemoryDisk, Namespaces, holders};
 use network::{Networks, TcpRules};
-pub use policy::{Policy, SandboxSettings, is_among_programs};
+pub use policy::{Policy, SandboxSettings};
+pub use private::{PrivateRoot, root_unavailable};
+pub use system_files::is_among_programs;
 
 /// PATH if the server's environment has none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -80,6 +90,8 @@ pub struct Confinement {
     namespaces: Option<Arc<Namespaces>>,
     /// Where filtered connections arrive if the network is the sandbox's own.
     inner_listener: Option<Arc<EgressListener>>,
+    /// The root of the sandbox, if it has one of its own.
+    root: Option<Arc<PrivateRoot>>,
 }
 
 /// The paths of a home. They differ where commands have mounts of their own.
@@ -116,9 +128,9 @@ fn open_files() -> (Resource, libc::rlimit) {
 /// Makes TCP sockets in the network of a sandbox, as long as that exists.
 fn inner_sockets(namespaces: &Arc<Namespaces>) -> MakeSocket {
     let namespaces = Arc::downgrade(namespaces);
-    Box::new(move || {
+    Box::new(move |family| {
         let inside = namespaces.upgrade().ok_or(Errno::ENETDOWN);
-        let socket = inside.and_then(|inside| inside.socket(AddressFamily::Inet, SockType::Stream));
+        let socket = inside.and_then(|inside| inside.socket(family, SockType::Stream));
         socket.map_err(|errno| {
             Error::system("cannot make a socket in the network of a sandbox", errno)
         })
@@ -184,6 +196,7 @@ impl Confinement {
             is_at_rest: false,
             namespaces: None,
             inner_listener: None,
+            root: None,
         })
     }
 
@@ -291,7 +304,19 @@ impl Confinement {
     /// # Errors
     /// `Forbidden` if the server may not act as the user.
     pub fn act(&self) -> Result<Option<ActingAs>> {
-        let acting = self.wall.as_ref().map(|wall| ActingAs::new(wall.user));
+        self.act_as(None)
+    }
+
+    /// The same for a command that asks for a user.
+    ///
+    /// # Errors
+    /// As [`Confinement::act`] and [`Confinement::account`].
+    pub fn act_as(&self, asked: Option<&str>) -> Result<Option<ActingAs>> {
+        let user = match (&self.root, self.account(asked)?) {
+            (Some(root), Some(account)) => Some(root.outside(account.uid, account.gid)),
+            _ => self.user(),
+        };
+        let acting = user.map(ActingAs::new);
         acting
             .transpose()
             .map_err(|errno| Error::system("cannot act as the sandbox", errno))
@@ -321,6 +346,45 @@ impl Confinement {
     /// Gives the processes that start from now on other limits, which come from the policy.
     pub fn set_limits(&self, limits: ProcessLimits) {
         *lock(&self.limits) = limits;
+    }
+
+    /// Who a command is that asks for a user, or for none; `None` where all commands have the same.
+    ///
+    /// # Errors
+    /// `Invalid` if there is no such account.
+    pub fn account(&self, asked: Option<&str>) -> Result<Option<Account>> {
+        let root = self.root.as_ref();
+        root.map(|root| root.account(asked)).transpose()
+    }
+
+    /// The names of the users and of the groups of a root of their own, by number.
+    pub fn names(&self) -> Option<[HashMap<u32, String>; 2]> {
+        self.root.as_ref().map(|root| root.names())
+    }
+
+    /// Whom files are accessed as for a user of a root of their own, whether that is its root, and where commands of the user
+    /// start; `None` without such a root.
+    ///
+    /// # Errors
+    /// As [`Confinement::account`].
+    pub fn file_account(&self, user: &str) -> Result<Option<(User, bool, String)>> {
+        let Some(root) = &self.root else {
+            return Ok(None);
+        };
+        let account = root.account(Some(user))?;
+        let start = root.start_of(&account).display().to_string();
+        let owner = root.outside(account.uid, account.gid);
+        Ok(Some((owner, account.uid == 0, start)))
+    }
+
+    /// Who runs commands that choose nobody, where they can be any account.
+    pub fn usual_account(&self) -> Option<Account> {
+        self.root.as_ref().map(|root| root.usual_account())
+    }
+
+    /// Whether commands can be any account of the root that they have of their own.
+    pub fn has_own_root(&self) -> bool {
+        self.root.is_some()
     }
 
     /// The user of the commands; `None` for the server's own.

@@ -19,19 +19,22 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open};
+use nix::fcntl::{OFlag, open, openat};
 use nix::sys::socket::{AddressFamily, SockType};
-use nix::sys::stat::{Mode, stat};
-use nix::sys::statvfs::statvfs;
+use nix::sys::stat::{Mode, fstat};
+use nix::sys::statvfs::fstatvfs;
 
-use super::grants::GrantedPaths;
+use super::devices::{Devices, Shown};
+use super::given::GrantedPaths;
+use super::private::PrivateRoot;
 use super::system_files::{DEVICES, PROGRAMS};
 use super::{Home, USER_NAME};
 use crate::error::{Error, Kind, Result, cause};
 use crate::limits::memory;
-use crate::spec::isolation::TEMPORARY;
+use crate::spec::isolation::{MACHINE_DIRECTORIES, TEMPORARY};
 use crate::sys::{
-    self, Holder, HolderError, HolderPlan, HolderStep, NamespaceSet, Pid, Setup, User, proc,
+    self, Holder, HolderError, HolderPlan, HolderStep, MountPoint, MountSource, NamespaceSet, Pid,
+    Setup, User, UserNamespace, proc,
 };
 use crate::threads::Thread;
 use crate::threads::lock::{Condvar, Mutex, lock};
@@ -67,6 +70,9 @@ const LEAST_BYTES: u64 = 16 << 20;
 /// Bytes for each file of theirs: the kernel does not count what names and attributes take.
 const BYTES_PER_FILE: u64 = 8 << 10;
 
+/// The number of the group `tty` in distributions.
+const TERMINAL_GROUP: u32 = 5;
+
 /// Longer account files of an image are not shown to sandboxes.
 const MAX_ACCOUNT_BYTES: usize = 1 << 20;
 
@@ -89,6 +95,8 @@ pub struct Namespaces {
     holder: Holder,
     /// Its directory of terminals.
     terminals: OwnedFd,
+    /// The users of commands, where these have a root of their own.
+    users: Option<Arc<UserNamespace>>,
     /// Of [`IN_MEMORY`], those that no path of the machine covers.
     own_disks: Vec<&'static str>,
 }
@@ -102,7 +110,11 @@ pub fn holders() -> Vec<Pid> {
 }
 
 impl Namespaces {
-    fn new(holder: Holder, granted: &GrantedPaths) -> std::result::Result<Self, Errno> {
+    fn new(
+        holder: Holder,
+        granted: &GrantedPaths,
+        users: Option<Arc<UserNamespace>>,
+    ) -> std::result::Result<Self, Errno> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let terminals = open_inside(&holder, "/dev/pts", flags)?;
         lock(&HOLDERS).push(holder.pid());
@@ -110,10 +122,14 @@ impl Namespaces {
             let mut all = granted.read_only.iter().chain(&granted.read_write);
             all.any(|granted| granted == path)
         };
+        // A root of its own has a /tmp like any other directory.
+        let has_root = users.is_some();
+        let is_there = |path: &&str| !(covers(path) || (has_root && *path == TEMPORARY));
         Ok(Self {
             holder,
             terminals,
-            own_disks: IN_MEMORY.into_iter().filter(|path| !covers(path)).collect(),
+            users,
+            own_disks: IN_MEMORY.into_iter().filter(is_there).collect(),
         })
     }
 
@@ -127,6 +143,19 @@ impl Namespaces {
         self.terminals.as_fd()
     }
 
+    /// The users of commands that have a root of their own.
+    pub(super) fn users(&self) -> Option<&Arc<UserNamespace>> {
+        self.users.as_ref()
+    }
+
+    /// Signals all processes inside, of whatever user; with signal 0 none.
+    ///
+    /// # Errors
+    /// `ESRCH` if there is none; those of clone(2).
+    pub fn signal_all(&self, signal: i32) -> std::result::Result<(), Errno> {
+        self.holder.signal_all(signal)
+    }
+
     /// Whether the network is its own.
     pub fn has_network(&self) -> bool {
         self.holder.set().network
@@ -134,8 +163,10 @@ impl Namespaces {
 
     /// The names of the layers that they add.
     pub fn layers(&self) -> impl Iterator<Item = &'static str> {
-        let user = self.holder.set().user.then_some("user_namespace");
-        std::iter::once("namespaces").chain(user)
+        let has_users = self.holder.set().user || self.users.is_some();
+        let user = has_users.then_some("user_namespace");
+        let root = self.users.is_some().then_some("private_root");
+        std::iter::once("namespaces").chain(user).chain(root)
     }
 
     /// Whether they exist. They end also when something kills the holder.
@@ -175,14 +206,12 @@ impl Namespaces {
     /// The file systems in memory that the sandbox can write to.
     pub fn disks(&self) -> impl Iterator<Item = MemoryDisk> {
         self.own_disks.iter().filter_map(|path| {
-            let path = inside(self.holder.pid(), path);
-            let used = statvfs(&path).ok()?;
-            let disk = MemoryDisk {
-                device: stat(&path).ok()?.st_dev,
+            let opened = open_inside(&self.holder, path, OFlag::O_PATH).ok()?;
+            let used = fstatvfs(&opened).ok()?;
+            Some(MemoryDisk {
+                device: fstat(&opened).ok()?.st_dev,
                 bytes: (used.blocks() - used.blocks_free()) * used.fragment_size(),
-            };
-            // The holder's number may be another's by now.
-            self.are_alive().then_some(disk)
+            })
         })
     }
 
@@ -207,20 +236,23 @@ impl Drop for Namespaces {
     }
 }
 
-/// Opens a file by the path that the holder sees.
+/// Opens a file by the path that the holder sees. No link is followed: in a root of its own the sandbox may have made one,
+/// and it would lead through the machine's.
 fn open_inside(holder: &Holder, path: &str, flags: OFlag) -> std::result::Result<OwnedFd, Errno> {
-    let opened = open(&inside(holder.pid(), path), flags, Mode::empty())?;
+    let careful = OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let way = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let root = format!("/proc/{}/root", holder.pid());
+    let mut opened = open(&*root, way, Mode::empty())?;
     // Its number may be another's by now.
-    if holder.is_alive() {
-        Ok(opened)
-    } else {
-        Err(Errno::ESRCH)
+    if !holder.is_alive() {
+        return Err(Errno::ESRCH);
     }
-}
-
-/// A path as the process sees it, from outside.
-fn inside(pid: Pid, path: &str) -> PathBuf {
-    PathBuf::from(format!("/proc/{pid}/root{path}"))
+    let mut names = path.split('/').filter(|name| !name.is_empty()).peekable();
+    while let Some(name) = names.next() {
+        let flags = if names.peek().is_some() { way } else { flags };
+        opened = openat(&opened, name, flags | careful, Mode::empty())?;
+    }
+    Ok(opened)
 }
 
 /// What the namespaces of one sandbox are to have.
@@ -229,10 +261,13 @@ pub(super) struct NamespacesSpec<'a> {
     /// The home. What is inside has both of its paths.
     pub(super) home: &'a Home,
     pub(super) granted: &'a GrantedPaths,
+    pub(super) devices: &'a Devices,
     /// Whether the network is the sandbox's own.
     pub(super) network: bool,
     /// Most bytes of each of its directories in memory, if that is less than usual.
     pub(super) max_memory: Option<u64>,
+    /// The root that the commands have of their own, and how many processes it may have.
+    pub(super) root: Option<(&'a PrivateRoot, u64)>,
 }
 
 /// Makes namespaces, where the machine lets it.
@@ -292,12 +327,13 @@ impl NamespaceMaker {
     /// # Errors
     /// `Unavailable` if the machine has none; `System` if they cannot be made now.
     pub(super) fn make(&self, spec: &NamespacesSpec<'_>) -> Result<Arc<Namespaces>> {
-        let users = self.needs_users()?;
+        // Nothing inside may own what holds a root.
+        let users = spec.root.is_none() && self.needs_users()?;
         let means = match self.means.get() {
             Some(means) => Ok(means),
             None => Means::new().map(|means| self.means.get_or_init(|| means)),
         };
-        let made = means.and_then(|means| means.start(layout(spec, true), spec, users));
+        let made = means.and_then(|means| means.start(layout_of(spec), spec, users));
         made.map(Arc::new).map_err(|failure| {
             let text = format!("cannot make the namespaces of a sandbox: {}", failure.text);
             let kind = if failure.is_passing {
@@ -325,8 +361,10 @@ fn attempt() -> std::result::Result<NeedsUsers, MakeError> {
             user: User { uid: 1, gid: 1 },
             home: &Home::same(Path::new("/home/sandbox")),
             granted: &GrantedPaths::default(),
+            devices: &Devices::default(),
             network: true,
             max_memory: None,
+            root: None,
         };
         let made = means.start(layout(&spec, false), &spec, users)?;
         let entered = made.socket(AddressFamily::Inet, SockType::Stream);
@@ -389,6 +427,18 @@ impl Means {
             user: users,
             network: spec.network,
         };
+        let (root, inside, mounts) = match spec.root {
+            Some((root, most)) => {
+                let mounts = spec.devices.detached();
+                let mounts = mounts.map_err(|errno| failure("show their devices", errno))?;
+                let mount = root.mount();
+                let mount = mount.map_err(|errno| failure("show their root", errno))?;
+                let users = root.users(most);
+                let users = users.map_err(|errno| failure("make a user namespace", errno))?;
+                (Some((mount, root.root())), Some(users), mounts)
+            }
+            None => (None, None, Vec::new()),
+        };
         let order = Arc::new(StartRequest {
             plan: HolderPlan {
                 set,
@@ -396,6 +446,8 @@ impl Means {
                 program: Arc::clone(&self.program),
                 server: Arc::clone(&self.server),
                 arguments: vec![c"sbx-server".to_owned(), c_string(HOLDER_ARGUMENT)],
+                root,
+                mounts,
                 mapping: theirs,
             },
             started: Mutex::default(),
@@ -415,7 +467,8 @@ impl Means {
             errno: Errno::ESRCH,
         }));
         let holder = started.map_err(|error| describe(error, &order.plan.setup))?;
-        Namespaces::new(holder, spec.granted).map_err(|errno| failure("look into them", errno))
+        Namespaces::new(holder, spec.granted, inside)
+            .map_err(|errno| failure("look into them", errno))
     }
 }
 
@@ -543,8 +596,11 @@ fn describe(error: HolderError, setup: &[Setup]) -> MakeError {
                 let kind = kind.to_string_lossy();
                 format!("mount {kind} at {}", shown(target)).replace("  ", " ")
             }
+            Some(Setup::Place { point, .. }) => format!("mount something at /{point}"),
             Some(Setup::Attributes(path, ..)) => format!("protect the mount at {}", shown(path)),
-            Some(Setup::Root(_) | Setup::Limit(..)) | None => "change the root".to_owned(),
+            Some(Setup::Root(_) | Setup::Attach(_) | Setup::Limit(..)) | None => {
+                "change the root".to_owned()
+            }
         },
     };
     failure(&act, error.errno)
@@ -571,6 +627,68 @@ impl Layout {
         let mut stage = STAGE.as_bytes().to_vec();
         stage.extend(path.as_os_str().as_bytes());
         CString::new(stage).unwrap_or_default()
+    }
+
+    /// A root in memory that nothing is in.
+    fn begin() -> Self {
+        let mut layout = Self::default();
+        layout.steps.push(Setup::Mount {
+            source: CString::default(),
+            target: c"/".to_owned(),
+            kind: CString::default(),
+            flags: libc::MS_REC | libc::MS_PRIVATE,
+            options: CString::default(),
+        });
+        let own = "mode=755,size=4m".to_owned();
+        layout.mount("tmpfs", "", libc::MS_NOSUID | libc::MS_NODEV, own);
+        layout
+    }
+
+    /// Devices, those of the sandbox among them, and terminals with these options.
+    fn devices(&mut self, spec: &NamespacesSpec<'_>, terminals: &str) {
+        let devices = DEVICES.iter().map(Path::new);
+        for device in devices
+            .filter(|path| path.exists() && !TERMINALS.iter().any(|own| *path == Path::new(own)))
+        {
+            self.bind(device, false, NO_SET_USER_ID);
+        }
+        for node in &spec.devices.nodes {
+            self.show(node, NO_SET_USER_ID);
+        }
+        let terminals = format!("newinstance,ptmxmode=0666,max=256,{terminals}");
+        let flags = libc::MS_NOSUID | libc::MS_NOEXEC;
+        self.mount("devpts", "/dev/pts", flags, terminals);
+        for (target, path) in [
+            ("pts/ptmx", "/dev/ptmx"),
+            ("/proc/self/fd", "/dev/fd"),
+            ("/proc/self/fd/0", "/dev/stdin"),
+            ("/proc/self/fd/1", "/dev/stdout"),
+            ("/proc/self/fd/2", "/dev/stderr"),
+        ] {
+            let path = Self::stage(Path::new(path));
+            self.steps.push(Setup::Link(c_string(target), path));
+        }
+    }
+
+    /// These directories in memory, `/proc`, and the limits of what is in memory besides.
+    fn memory(&mut self, spec: &NamespacesSpec<'_>, directories: &[&str]) {
+        let usual = libc::MS_NOSUID | libc::MS_NODEV;
+        let share = (memory::limit() / MEMORY_SHARE).max(LEAST_BYTES);
+        let bytes = share.min(spec.max_memory.unwrap_or(u64::MAX));
+        let files = bytes / BYTES_PER_FILE;
+        for path in directories {
+            let options = format!("mode=1777,size={bytes},nr_inodes={files}");
+            self.mount("tmpfs", path, usual, options);
+        }
+        self.mount("proc", "/proc", usual | libc::MS_NOEXEC, String::new());
+        for (name, value) in [
+            ("shmall", (bytes / PAGE_BYTES).to_string()),
+            ("sem", SEMAPHORES.to_owned()),
+            ("msgmni", MAX_MESSAGE_QUEUES.to_string()),
+        ] {
+            let path = Self::stage(&Path::new("/proc/sys/kernel").join(name));
+            self.steps.push(Setup::Limit(path, value.into_bytes()));
+        }
     }
 
     fn mount(&mut self, kind: &str, path: &str, flags: u64, options: String) {
@@ -612,6 +730,16 @@ impl Layout {
 
     /// Shows a file or a directory of the machine at its own path, with these attributes.
     fn bind(&mut self, path: &Path, is_directory: bool, attributes: u64) {
+        self.bind_from(path, path, is_directory, attributes);
+    }
+
+    /// Shows what belongs to a device, with these attributes.
+    fn show(&mut self, shown: &Shown, attributes: u64) {
+        let (source, target) = (&shown.source, &shown.target);
+        self.bind_from(source, target, shown.is_directory, attributes);
+    }
+
+    fn bind_from(&mut self, source: &Path, path: &Path, is_directory: bool, attributes: u64) {
         if is_directory {
             self.directory(path);
         } else if let Some(parent) = path.parent() {
@@ -620,7 +748,7 @@ impl Layout {
                 self.steps.push(Setup::File(Self::stage(path), Vec::new()));
             }
         }
-        self.bind_over(&c_string(path), path, attributes);
+        self.bind_over(&c_string(source), path, attributes);
         if is_directory {
             self.bound.push(path.to_owned());
         }
@@ -704,60 +832,85 @@ impl Layout {
     }
 }
 
+/// Puts together what the commands of a sandbox see.
+fn layout_of(spec: &NamespacesSpec<'_>) -> Layout {
+    match spec.root {
+        Some((root, _)) => layout_over(spec, root),
+        None => layout(spec, true),
+    }
+}
+
+/// Puts together a root of the sandbox's own. What belongs to the machine there is made beside it, where nobody has put a
+/// link, and then moved in.
+fn layout_over(spec: &NamespacesSpec<'_>, root: &PrivateRoot) -> Layout {
+    let User { uid, gid } = root.root();
+    let mut layout = Layout::begin();
+    let device_files = format!("mode=755,uid={uid},gid={gid},size=1m,nr_inodes=1024");
+    layout.mount(
+        "tmpfs",
+        "/dev",
+        libc::MS_NOSUID | libc::MS_NODEV,
+        device_files,
+    );
+    // The group of terminals, as distributions have it.
+    let terminals = format!("mode=0620,gid={}", gid + TERMINAL_GROUP);
+    layout.devices(spec, &terminals);
+    layout.memory(spec, &["/dev/shm"]);
+    let of_network = [
+        ("ipv4/ip_unprivileged_port_start", "0"),
+        ("ipv4/ping_group_range", "0 2147483647"),
+    ];
+    // Of the machine's network nothing is set.
+    for (name, value) in of_network.into_iter().filter(|_| spec.network) {
+        let path = Layout::stage(&Path::new("/proc/sys/net").join(name));
+        layout.steps.push(Setup::Limit(path, value.into()));
+    }
+    // The kernel works for whoever writes to the files of pressure.
+    for name in ["sys", "irq", "bus", "fs", "pressure", "sysrq-trigger"] {
+        let path = Path::new("/proc").join(name);
+        if path.exists() {
+            layout.bind_over(&Layout::stage(&path), &path, READ_ONLY);
+        }
+    }
+    layout.system_directory(Path::new("/sys"));
+    layout.directory(Path::new("/root"));
+    let path = Layout::stage(Path::new("/root"));
+    layout.steps.push(Setup::Attach(path.clone()));
+    // Before the machine's directories, which lie over what links of the sandbox lead into.
+    for (index, mount) in spec.devices.mounts.iter().enumerate() {
+        layout.steps.push(Setup::Place {
+            root: path.clone(),
+            point: MountPoint::new(&mount.target),
+            is_directory: mount.is_directory,
+            from: MountSource::Detached(index),
+        });
+    }
+    for name in MACHINE_DIRECTORIES {
+        let from = Path::new("/").join(name);
+        if layout.made.contains(&from) || layout.is_bound(&from) {
+            layout.steps.push(Setup::Place {
+                root: path.clone(),
+                point: MountPoint::new(Path::new(name)),
+                is_directory: true,
+                from: MountSource::Path(Layout::stage(&from)),
+            });
+        }
+    }
+    layout.steps.push(Setup::Root(path));
+    layout
+}
+
 /// Puts together what a sandbox sees. Without `has_home` it has none, and no paths of its own.
 fn layout(spec: &NamespacesSpec<'_>, has_home: bool) -> Layout {
-    let mut layout = Layout::default();
-    layout.steps.push(Setup::Mount {
-        source: CString::default(),
-        target: c"/".to_owned(),
-        kind: CString::default(),
-        flags: libc::MS_REC | libc::MS_PRIVATE,
-        options: CString::default(),
-    });
-    let usual = libc::MS_NOSUID | libc::MS_NODEV;
-    let own = "mode=755,size=4m".to_owned();
-    layout.mount("tmpfs", "", usual, own);
+    let mut layout = Layout::begin();
     for path in PROGRAMS.iter().chain(&["/sys"]) {
         layout.system_directory(Path::new(path));
     }
     for path in ["/etc/resolv.conf", "/var/lib/ca-certificates"] {
         layout.target_of(Path::new(path));
     }
-    let devices = DEVICES.iter().map(Path::new);
-    for device in
-        devices.filter(|path| path.exists() && !TERMINALS.iter().any(|own| *path == Path::new(own)))
-    {
-        layout.bind(device, false, NO_SET_USER_ID);
-    }
-    let terminals = "newinstance,ptmxmode=0666,mode=0600,max=256";
-    let flags = libc::MS_NOSUID | libc::MS_NOEXEC;
-    layout.mount("devpts", "/dev/pts", flags, terminals.to_owned());
-    for (target, path) in [
-        ("pts/ptmx", "/dev/ptmx"),
-        ("/proc/self/fd", "/dev/fd"),
-        ("/proc/self/fd/0", "/dev/stdin"),
-        ("/proc/self/fd/1", "/dev/stdout"),
-        ("/proc/self/fd/2", "/dev/stderr"),
-    ] {
-        let path = Layout::stage(Path::new(path));
-        layout.steps.push(Setup::Link(c_string(target), path));
-    }
-    let share = (memory::limit() / MEMORY_SHARE).max(LEAST_BYTES);
-    let bytes = share.min(spec.max_memory.unwrap_or(u64::MAX));
-    let files = bytes / BYTES_PER_FILE;
-    for path in IN_MEMORY {
-        let options = format!("mode=1777,size={bytes},nr_inodes={files}");
-        layout.mount("tmpfs", path, usual, options);
-    }
-    layout.mount("proc", "/proc", usual | libc::MS_NOEXEC, String::new());
-    for (name, value) in [
-        ("shmall", (bytes / PAGE_BYTES).to_string()),
-        ("sem", SEMAPHORES.to_owned()),
-        ("msgmni", MAX_MESSAGE_QUEUES.to_string()),
-    ] {
-        let path = Layout::stage(&Path::new("/proc/sys/kernel").join(name));
-        layout.steps.push(Setup::Limit(path, value.into_bytes()));
-    }
+    layout.devices(spec, "mode=0600");
+    layout.memory(spec, &IN_MEMORY);
     let User { uid, gid } = spec.user;
     if has_home {
         layout.home(spec.home);
@@ -774,6 +927,9 @@ fn layout(spec: &NamespacesSpec<'_>, has_home: bool) -> Layout {
                     layout.bind(path, path.is_dir(), attributes);
                 }
             }
+        }
+        for mount in &spec.devices.mounts {
+            layout.show(mount, READ_ONLY | NO_SET_USER_ID | NO_DEVICES);
         }
         let shell = ["/bin/bash", "/bin/sh"].into_iter();
         let shell = shell.clone().find(|shell| Path::new(shell).exists());

@@ -25,7 +25,7 @@ use crate::{egress, sys};
 
 /// The least Landlock ABI for sandboxes: with an older one they reach abstract Unix sockets of others, who could pass
 /// them sockets.
-const ABI_OF_SANDBOXES: u32 = 6;
+pub(super) const ABI_OF_SANDBOXES: u32 = 6;
 
 /// The least Landlock ABI for filtered networks: with an older one a command could connect to every port of the
 /// machine.
@@ -112,7 +112,7 @@ impl Networks {
     pub(super) fn new(subject: Subject, landlock_abi: u32) -> Self {
         let has_filters = sys::has_filters();
         let open = match subject {
-            Subject::Sandbox | Subject::Namespaces if has_filters => {
+            Subject::Sandbox | Subject::Namespaces | Subject::PrivateRoot if has_filters => {
                 filter::program(subject, Sockets::Usual)
             }
             _ => Vec::new(),

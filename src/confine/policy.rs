@@ -5,14 +5,17 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::devices::Devices;
 use super::environment::entry;
 use super::filter::Subject;
+use super::given::GrantedPaths;
 use super::namespaces::{NamespaceMaker, NamespacesSpec};
-use super::network::{Networks, TcpRules};
+use super::network::{ABI_OF_SANDBOXES, Networks, TcpRules};
+use super::private::{PROXY_DIRECTORY, root_unavailable};
 use super::ruleset::SystemRules;
 use super::{
-    Confinement, DEFAULT_LANG, DEFAULT_PATH, Grants, Home, Limits, Namespaces, ProcessLimits,
-    USER_NAME, Wall, inner_sockets, open_files, system_files,
+    Confinement, DEFAULT_LANG, DEFAULT_PATH, Grants, Home, Limits, Namespaces, PrivateRoot,
+    ProcessLimits, USER_NAME, Wall, inner_sockets, open_files, system_files,
 };
 use crate::codec::table::Table;
 use crate::egress::{EgressListener, Exits};
@@ -30,6 +33,8 @@ pub struct Policy {
     networks: Arc<Networks>,
     /// For commands in namespaces of their sandbox.
     inner_networks: Arc<Networks>,
+    /// For commands with a root of their own.
+    root_networks: Arc<Networks>,
     namespaces: NamespaceMaker,
     /// PATH of commands after the sandbox's own directories.
     search: OsString,
@@ -68,6 +73,8 @@ pub struct SandboxSettings<'a> {
     pub whole: &'a Arc<Limits>,
     /// Whether it runs nothing, so that it needs neither rules nor namespaces.
     pub is_at_rest: bool,
+    /// The root that it has of its own.
+    pub root: Option<Arc<PrivateRoot>>,
 }
 
 impl Policy {
@@ -89,6 +96,7 @@ impl Policy {
             has_filters,
             networks: Arc::new(Networks::new(Subject::Sandbox, rules.abi)),
             inner_networks: Arc::new(Networks::new(Subject::Namespaces, rules.abi)),
+            root_networks: Arc::new(Networks::new(Subject::PrivateRoot, rules.abi)),
             namespaces: NamespaceMaker::new(),
             rules,
             search: searchable(search.unwrap_or(OsStr::new(DEFAULT_PATH))),
@@ -103,10 +111,19 @@ impl Policy {
     /// The isolation layers, with those of these namespaces. Each is a step of the child: a command whose step fails
     /// does not start.
     pub fn layers(&self, namespaces: Option<&Namespaces>) -> Vec<&'static str> {
-        let mut layers = vec!["uid", "no_new_privs", "rlimits", "no_capabilities"];
+        let has_root = namespaces.is_some_and(|namespaces| namespaces.users().is_some());
+        // Programs of a root inside have capabilities, and gain some.
+        let mut layers = if has_root {
+            vec!["uid", "rlimits"]
+        } else {
+            vec!["uid", "no_new_privs", "rlimits", "no_capabilities"]
+        };
         layers.extend(self.has_filters.then_some("seccomp"));
         let has_network = namespaces.is_some_and(Namespaces::has_network);
-        layers.extend(self.rules.layers(has_network));
+        // In a root and a network of their own commands share their sockets, and the network keeps others from these.
+        let ruled = self.rules.layers(has_network);
+        let shares = has_root && has_network;
+        layers.extend(ruled.filter(|layer| !shares || *layer == "landlock_files"));
         layers.extend(namespaces.into_iter().flat_map(Namespaces::layers));
         layers
     }
@@ -120,6 +137,32 @@ impl Policy {
             Isolation::Landlock => Ok(()),
             Isolation::Namespaces => self.namespaces.check(),
         }
+    }
+
+    /// Tries a root: makes its namespaces once.
+    ///
+    /// # Errors
+    /// `Unavailable`, with the reason; `System`.
+    pub fn try_root(&self, root: &PrivateRoot) -> Result<()> {
+        if !self.has_filters {
+            return Err(root_unavailable("the kernel has no seccomp filters"));
+        }
+        if self.rules.abi < ABI_OF_SANDBOXES {
+            return Err(root_unavailable(format_args!(
+                "the kernel has no Landlock ABI {ABI_OF_SANDBOXES}"
+            )));
+        }
+        let made = self.namespaces.make(&NamespacesSpec {
+            user: root.root(),
+            home: &Home::same(Path::new("/")),
+            granted: &GrantedPaths::default(),
+            devices: &Devices::default(),
+            network: true,
+            max_memory: None,
+            root: Some((root, 16)),
+        })?;
+        made.end();
+        self.root_networks.check(&NetworkPolicy::Blocked, true)
     }
 
     /// The names of the kinds of isolation that can be had here.
@@ -181,6 +224,8 @@ impl Policy {
     /// # Errors
     /// `System` if the ruleset cannot be made; `Unavailable`, `NoResources` or `System` if its namespaces cannot.
     pub fn confine(&self, sandbox: SandboxSettings<'_>) -> Result<Confinement> {
+        // One that starts others is beside them.
+        let most = sandbox.max_processes.saturating_add(STARTERS);
         let namespaces = match sandbox.isolation {
             _ if sandbox.is_at_rest => None,
             Isolation::Landlock => None,
@@ -188,8 +233,10 @@ impl Policy {
                 user: sandbox.user,
                 home: &sandbox.home,
                 granted: &sandbox.grants.paths,
+                devices: &sandbox.grants.devices,
                 network: sandbox.isolation.owns_network(&sandbox.network),
                 max_memory: most_in_memory(&sandbox),
+                root: sandbox.root.as_deref().map(|root| (root, most)),
             })?),
         };
         let inner_listener = match (&namespaces, &sandbox.network) {
@@ -201,38 +248,57 @@ impl Policy {
         };
         let home = &sandbox.home.in_sandbox;
         let below = |name: &str| home.join(name).into_os_string();
-        let mut path = below(".local/bin");
-        path.push(":");
-        path.push(&self.search);
+        let has_own_root = sandbox.root.is_some();
+        let path = if has_own_root {
+            DEFAULT_PATH.into()
+        } else {
+            let mut path = below(".local/bin");
+            path.push(":");
+            path.push(&self.search);
+            path
+        };
+        let (temporary, sockets) = if has_own_root {
+            ("/tmp".into(), PROXY_DIRECTORY.into())
+        } else {
+            (below(".tmp"), below(".sbx/proxy"))
+        };
+        let user = match &sandbox.root {
+            Some(root) => root.usual_account().name,
+            None => USER_NAME.to_owned(),
+        };
         let ports: Vec<String> = sandbox.tcp_ports.iter().map(u16::to_string).collect();
         let first_port = ports.first().map(|port| ("PORT", port.into()));
         let all_ports = first_port
             .is_some()
             .then(|| ("SBX_TCP_PORTS", ports.join(",").into()));
-        let environment = [
+        let own = [
             ("PATH", path),
             ("HOME", home.into()),
-            ("TMPDIR", below(".tmp")),
-            ("USER", USER_NAME.into()),
-            ("LOGNAME", USER_NAME.into()),
+            ("TMPDIR", temporary),
+            ("USER", user.as_str().into()),
+            ("LOGNAME", user.as_str().into()),
             ("LANG", DEFAULT_LANG.into()),
             ("SBX_SANDBOX_ID", sandbox.id.into()),
-            ("SBX_PROXY_DIR", below(".sbx/proxy")),
+            ("SBX_PROXY_DIR", sockets),
         ]
         .into_iter()
         .chain(first_port)
-        .chain(all_ports)
-        .filter_map(|(name, value)| Some((name.into(), entry(OsStr::new(name), &value)?)));
-        let environment = Table::from(environment.collect::<Vec<_>>());
+        .chain(all_ports);
+        // Those that the server itself sets count.
+        let environment = sandbox.grants.devices.variables().chain(own).filter_map(
+            |(name, value): (&str, OsString)| Some((name.into(), entry(OsStr::new(name), &value)?)),
+        );
         Ok(Confinement {
-            environment,
+            environment: Table::from(environment.collect::<Vec<_>>()),
             chosen: Arc::clone(sandbox.environment),
             directory: home.clone(),
             home: sandbox.home,
             venv: Mutex::default(),
             limits: Mutex::new(self.limits(sandbox.max_processes, sandbox.max_memory)),
             network: sandbox.network,
-            networks: Arc::clone(if namespaces.is_some() {
+            networks: Arc::clone(if has_own_root {
+                &self.root_networks
+            } else if namespaces.is_some() {
                 &self.inner_networks
             } else {
                 &self.networks
@@ -244,6 +310,8 @@ impl Policy {
                 whole: Arc::clone(sandbox.whole),
                 ruleset: if sandbox.is_at_rest {
                     None
+                } else if let Some(namespaces) = namespaces.as_deref().filter(|_| has_own_root) {
+                    self.rules.of_root(namespaces, sandbox.tcp_ports)?
                 } else {
                     self.rules.of_sandbox(
                         sandbox.home_directory,
@@ -256,6 +324,7 @@ impl Policy {
             is_at_rest: sandbox.is_at_rest,
             namespaces,
             inner_listener,
+            root: sandbox.root,
         })
     }
 }
@@ -270,7 +339,8 @@ fn most_in_memory(sandbox: &SandboxSettings<'_>) -> Option<u64> {
 /// The entries of a PATH that sandboxes may read. With an entry such as /root/.local/bin a missing program
 /// would look like a forbidden one.
 fn searchable(path: &OsStr) -> OsString {
-    let entries = std::env::split_paths(path).filter(|entry| is_among_programs(entry));
+    let entries =
+        std::env::split_paths(path).filter(|entry| system_files::is_among_programs(entry));
     // An empty PATH would mean the working directory.
     match std::env::join_paths(entries) {
         Ok(path) if !path.is_empty() => path,
@@ -278,14 +348,8 @@ fn searchable(path: &OsStr) -> OsString {
     }
 }
 
-/// Whether a path is beneath one of the directories of programs, which every sandbox may read.
-pub fn is_among_programs(path: &Path) -> bool {
-    let resolved = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let path = resolved(path);
-    system_files::PROGRAMS
-        .iter()
-        .any(|directory| path.starts_with(resolved(Path::new(directory))))
-}
+/// Processes that the server starts inside to start a command, or to signal all.
+const STARTERS: u64 = 2;
 
 /// Open files that every process of a sandbox may have: the usual soft limit, which programs expect.
 const ENOUGH_FILES: u64 = 1024;

@@ -14,6 +14,7 @@ use landlock::{
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
+use super::given::GrantedAccess;
 use super::grants::Grants;
 use super::namespaces::Namespaces;
 use super::system_files::{DEVICES, PROGRAMS, READABLE};
@@ -108,6 +109,30 @@ impl SystemRules {
         chosen.map(|rule| rule.path)
     }
 
+    /// Makes the ruleset of a sandbox whose root is its own: all files there, and none elsewhere; and of the machine's
+    /// network, if it has that, what any sandbox has of it. It also keeps commands that are being started from being
+    /// traced, and mounts as they are. `None` if the kernel has no Landlock.
+    ///
+    /// # Errors
+    /// As [`SystemRules::of_sandbox`].
+    pub(super) fn of_root(
+        &self,
+        namespaces: &Namespaces,
+        tcp_ports: &[u16],
+    ) -> Result<Option<OwnedFd>> {
+        if self.abi == 0 {
+            return Ok(None);
+        }
+        let root = namespaces
+            .open("/")
+            .map_err(|errno| Error::system(format_args!("{FAILED}: cannot open /"), errno))?;
+        let all = AccessFs::from_all(RIGHTS);
+        let files = [Ok(PathBeneath::new(root.as_fd(), all))].into_iter();
+        // Commands of a network that is the sandbox's own share their sockets, and it keeps others from these.
+        let is_alone = namespaces.has_network();
+        of_files_and_ports(files, tcp_ports, is_alone, !is_alone).map(Some)
+    }
+
     /// Makes the ruleset of the sandbox with this home, further paths, what it has of its own inside its namespaces,
     /// and the TCP ports that its commands can bind: all if its network is its own. `None` if the kernel has no
     /// Landlock.
@@ -130,11 +155,12 @@ impl SystemRules {
                 .iter()
                 .map(|rule| (rule.file.as_fd(), rule.access)),
         );
-        for grant in &grants.opened {
-            let access = if grant.is_writable {
-                AccessFs::from_all(RIGHTS)
-            } else {
-                run()
+        for grant in grants.opened.iter().chain(&grants.devices.opened) {
+            let access = match grant.access {
+                GrantedAccess::Read => run(),
+                GrantedAccess::Write => AccessFs::from_all(RIGHTS),
+                GrantedAccess::Device => device(),
+                GrantedAccess::Socket => AccessFs::ReadFile | AccessFs::ResolveUnix,
             };
             rules.push((grant.file.as_fd(), access));
         }
@@ -152,24 +178,41 @@ impl SystemRules {
         let rules = rules.into_iter();
         let files = rules.map(|(file, access)| Ok(PathBeneath::new(file, access)));
         let is_alone = namespaces.is_some_and(Namespaces::has_network);
-        let ports = tcp_ports.iter().filter(|_| !is_alone);
-        let ports = ports.map(|port| Ok(NetPort::new(*port, AccessNet::BindTcp)));
-        let ruleset = Ruleset::default()
-            .handle_access(AccessFs::from_all(RIGHTS))
-            .and_then(|ruleset| {
-                if is_alone {
-                    Ok(ruleset)
-                } else {
-                    ruleset.handle_access(AccessNet::BindTcp)
-                }
-            })
-            .and_then(|ruleset| ruleset.scope(Scope::AbstractUnixSocket))
-            .and_then(Ruleset::create)
-            .and_then(|ruleset| ruleset.add_rules(files))
-            .and_then(|ruleset| ruleset.add_rules(ports))
-            .map_err(|error| failed(&error))?;
-        descriptor_of(ruleset).map(Some)
+        of_files_and_ports(files, tcp_ports, is_alone, true).map(Some)
     }
+}
+
+/// A ruleset of all files that can be reached, and of the TCP ports that can be bound: all if the network is the sandbox's
+/// own. With `is_scoped` no command reaches what another has bound to a name without a path.
+fn of_files_and_ports<'a>(
+    files: impl Iterator<Item = std::result::Result<PathBeneath<BorrowedFd<'a>>, RulesetError>>,
+    tcp_ports: &[u16],
+    is_alone: bool,
+    is_scoped: bool,
+) -> Result<OwnedFd> {
+    let ports = tcp_ports.iter().filter(|_| !is_alone);
+    let ports = ports.map(|port| Ok(NetPort::new(*port, AccessNet::BindTcp)));
+    let ruleset = Ruleset::default()
+        .handle_access(AccessFs::from_all(RIGHTS))
+        .and_then(|ruleset| {
+            if is_alone {
+                Ok(ruleset)
+            } else {
+                ruleset.handle_access(AccessNet::BindTcp)
+            }
+        })
+        .and_then(|ruleset| {
+            if is_scoped {
+                ruleset.scope(Scope::AbstractUnixSocket)
+            } else {
+                Ok(ruleset)
+            }
+        })
+        .and_then(Ruleset::create)
+        .and_then(|ruleset| ruleset.add_rules(files))
+        .and_then(|ruleset| ruleset.add_rules(ports))
+        .map_err(|error| failed(&error))?;
+    descriptor_of(ruleset)
 }
 
 /// A ruleset by which no TCP socket is bound, and none is connected but to one port, or to none; `None` if the kernel

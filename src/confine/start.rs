@@ -14,9 +14,10 @@ use nix::errno::Errno;
 use super::environment::search_path;
 use super::{Confinement, Mark, Namespaces};
 use crate::error::{Error, Kind, Result, cause};
+use crate::spec::account::Account;
 use crate::spec::command::{CommandLine, CommandSpec};
 use crate::spec::network::NetworkPolicy;
-use crate::sys::{self, ChildPlan, Restriction, SpawnError, SpawnStep, Spawned};
+use crate::sys::{self, ChildPlan, Inside, Restriction, SpawnError, SpawnStep, Spawned, User};
 use crate::threads::lock::lock;
 
 /// Added to the server's `oom_score_adj` for commands, so that the kernel kills a command first, in thousandths of
@@ -74,8 +75,9 @@ impl Confinement {
             listener.as_ref().map(|listener| listener.port()),
             &self.tcp_rules,
         )?;
+        let account = self.account(spec.user.as_deref())?;
         let is_confined = self.wall.is_some() || *network != NetworkPolicy::Open;
-        let environment = self.environment(spec, listener.as_deref());
+        let environment = self.environment(spec, listener.as_deref(), account.as_ref());
         let search = search_path(&environment);
         let (programs, arguments) = (spec.programs(search), spec.arguments(search));
         if programs.len() > MAX_SEARCHED {
@@ -85,10 +87,15 @@ impl Confinement {
             );
             return Err(Error::invalid(text));
         }
-        let directory = self.directory.join(spec.directory().unwrap_or_default());
+        let start = match (&self.root, &account) {
+            (Some(root), Some(account)) => root.start_of(account),
+            _ => self.directory.as_path(),
+        };
+        let directory = start.join(spec.directory().unwrap_or_default());
         let mark = mark.map(Mark::limit);
         let limits = Arc::clone(&*lock(&self.limits));
         let limits: Vec<_> = limits.iter().copied().chain(mark).collect();
+        let (user, inside) = self.identity(account.as_ref())?;
         let plan = ChildPlan {
             programs: &programs,
             arguments: &arguments,
@@ -105,10 +112,11 @@ impl Confinement {
             nice: if self.wall.is_some() { NICE } else { 0 },
             cgroup: self.limits().and_then(|limits| limits.cgroup()),
             restriction: is_confined.then(|| Restriction {
-                user: self.user(),
+                user,
                 rulesets: [self.file_rules(), walls.ruleset()],
                 filter: walls.filter(),
                 has_listener: walls.has_listener,
+                inside,
             }),
             inside: self.namespaces.as_deref().map(Namespaces::holder),
             announcement,
@@ -148,13 +156,48 @@ impl Confinement {
                     return Ok(spawned);
                 }
                 Err(error) => {
-                    // As the command's user: the text must not reveal files that it may not see.
-                    return Err(match self.act() {
-                        Ok(_acting) => start_error(error, spec, &programs, &directory),
-                        Err(error) => error,
-                    });
+                    return Err(self.explain(error, spec, &programs, &directory));
                 }
             }
+        }
+    }
+
+    /// Whom a command with this account runs as.
+    fn identity<'a>(
+        &'a self,
+        account: Option<&'a Account>,
+    ) -> Result<(Option<User>, Option<Inside<'a>>)> {
+        let Some(account) = account else {
+            return Ok((self.user(), None));
+        };
+        let users = self.namespaces.as_deref().and_then(Namespaces::users);
+        // Elsewhere its root would be that of the machine.
+        let users =
+            users.ok_or_else(|| Error::new(Kind::System, "the sandbox has no user namespace"))?;
+        let user = User {
+            uid: account.uid,
+            gid: account.gid,
+        };
+        let inside = Inside {
+            users: users.as_fd(),
+            groups: &account.groups,
+        };
+        Ok((Some(user), Some(inside)))
+    }
+
+    /// Says why a command did not start. As its user: the text must not reveal files that it may not see. Where it has a
+    /// root of its own, the files of the machine do not count.
+    fn explain(
+        &self,
+        error: SpawnError,
+        spec: &CommandSpec,
+        programs: &[CString],
+        directory: &Path,
+    ) -> Error {
+        let seen = if self.has_own_root() { &[] } else { programs };
+        match self.act() {
+            Ok(_acting) => start_error(error, spec, seen, directory),
+            Err(error) => error,
         }
     }
 }

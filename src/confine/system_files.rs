@@ -1,5 +1,7 @@
 //! The files of the machine that every sandbox reaches; those that an image lacks do not matter.
 
+use std::path::Path;
+
 /// Directories of programs: read and execute. Everything else is closed: /root, /home, /tmp, /var, /run,
 /// /mnt, /srv, other directories that an image or a job adds, and the homes of other sandboxes.
 pub(super) const PROGRAMS: [&str; 10] = [
@@ -26,3 +28,12 @@ pub(super) const DEVICES: [&str; 8] = [
     "/dev/ptmx",
     "/dev/pts",
 ];
+
+/// Whether a path is beneath one of the directories of programs, which every sandbox may read.
+pub fn is_among_programs(path: &Path) -> bool {
+    let resolved = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let path = resolved(path);
+    PROGRAMS
+        .iter()
+        .any(|directory| path.starts_with(resolved(Path::new(directory))))
+}

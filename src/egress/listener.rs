@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::sys::socket::{Backlog, SockFlag, SockaddrIn, bind, listen};
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockaddrIn, bind, listen};
 
 use super::check::loopback_socket;
 use super::names::Names;
@@ -41,8 +41,8 @@ enum Network {
     Inside(MakeSocket),
 }
 
-/// Makes a TCP socket of IPv4 in the network of a sandbox.
-pub type MakeSocket = Box<dyn Fn() -> Result<OwnedFd> + Send + Sync>;
+/// Makes a TCP socket of IPv4 or IPv6 in the network of a sandbox.
+pub type MakeSocket = Box<dyn Fn(AddressFamily) -> Result<OwnedFd> + Send + Sync>;
 
 impl EgressListener {
     /// Takes a free port of the machine.
@@ -71,7 +71,7 @@ impl EgressListener {
     /// # Errors
     /// `System` if there is none.
     pub fn open_inside(filter: Arc<Filter>, make: MakeSocket) -> Result<Self> {
-        let socket = make()?;
+        let socket = make(AddressFamily::Inet)?;
         let address = SockaddrIn::from(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0));
         let opened = bind(socket.as_raw_fd(), &address)
             .and_then(|()| listen(&socket, Backlog::MAXALLOWABLE))
@@ -97,17 +97,22 @@ impl EgressListener {
         matches!(self.network, Network::Inside(_))
     }
 
-    /// A TCP socket for a program, which reaches nothing but the egress listener, or the program's own network. Its
-    /// descriptor is closed by execve.
+    /// A TCP socket for a program, which reaches nothing but the egress listener, or the program's own network. Only there
+    /// it may be one of IPv6. Its descriptor is closed by execve.
     ///
     /// # Errors
     /// Of socket(2), setsockopt(2), bind(2) or fcntl(2); `EIO` if the network of the sandbox has ended.
-    pub(super) fn socket(&self, is_non_blocking: bool) -> nix::Result<OwnedFd> {
+    pub(super) fn socket(
+        &self,
+        family: AddressFamily,
+        is_non_blocking: bool,
+    ) -> nix::Result<OwnedFd> {
         match &self.network {
+            Network::Machine { .. } if family != AddressFamily::Inet => Err(Errno::EAFNOSUPPORT),
             Network::Machine { .. } if is_non_blocking => loopback_socket(SockFlag::SOCK_NONBLOCK),
             Network::Machine { .. } => loopback_socket(SockFlag::empty()),
             Network::Inside(make) => {
-                let socket = make().map_err(|_| Errno::EIO)?;
+                let socket = make(family).map_err(|_| Errno::EIO)?;
                 if is_non_blocking {
                     fcntl(&socket, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
                 }

@@ -114,6 +114,8 @@ pub struct Exits {
     ledger: Arc<Ledger>,
     /// Who connects to the egress listeners; `None` for the server's own user.
     user: Option<User>,
+    /// Whether that user owns the user namespace of the commands, which have many users.
+    owns_users: bool,
     log: VerdictLog,
     /// Guards which egress listeners there are and whether the thread runs.
     state: Mutex<ExitsState>,
@@ -133,14 +135,60 @@ struct ExitsState {
     is_closed: bool,
 }
 
+impl ExitsState {
+    /// The egress listener that a filter has.
+    ///
+    /// # Errors
+    /// `Stopped` if nothing runs any more; `OverLimit` if it has none, and there are too many to make one.
+    fn known_listener(&mut self, filter: &Filter) -> Result<Option<Arc<EgressListener>>> {
+        self.check_open()?;
+        self.listeners
+            .retain(|listener| listener.strong_count() > 0);
+        let mut listeners = self.listeners.iter().filter_map(Weak::upgrade);
+        if let Some(listener) = listeners.find(|listener| listener.filter() == filter) {
+            return Ok(Some(listener));
+        }
+        // One more than commands use.
+        if self.listeners.len() > MAX_LISTENERS {
+            let text = format!(
+                "commands with {MAX_LISTENERS} different networks run already; let some end, or use one of theirs"
+            );
+            return Err(Error::new(Kind::OverLimit, text));
+        }
+        Ok(None)
+    }
+
+    fn check_open(&self) -> Result<()> {
+        if self.is_closed {
+            return Err(Error::new(Kind::Stopped, "the sandbox has stopped"));
+        }
+        Ok(())
+    }
+}
+
 impl Exits {
     /// The ways out of a workspace whose commands have this user, and whose connections are charged to this ledger.
     pub fn new(egress: Arc<Egress>, ledger: Arc<Ledger>, user: Option<User>) -> Arc<Self> {
+        Self::with(egress, ledger, user, false)
+    }
+
+    /// The same of a workspace whose commands are in a user namespace that this user owns.
+    pub fn of_users(egress: Arc<Egress>, ledger: Arc<Ledger>, owner: User) -> Arc<Self> {
+        Self::with(egress, ledger, Some(owner), true)
+    }
+
+    fn with(
+        egress: Arc<Egress>,
+        ledger: Arc<Ledger>,
+        user: Option<User>,
+        owns_users: bool,
+    ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             egress,
             ledger,
             user,
+            owns_users,
             log: VerdictLog::default(),
             state: Mutex::default(),
             connections: Connections::new(),
@@ -153,13 +201,13 @@ impl Exits {
     ///
     /// # Errors
     /// `Unavailable` if the machine does not keep sockets from leaving; `OverLimit` if there are too many egress listeners;
-    /// `System` if there is no port left.
+    /// `Stopped` if nothing runs any more; `System` if there is no port left.
     pub fn listener(
         &self,
         filter: &Arc<Filter>,
         inside: Option<MakeSocket>,
     ) -> Result<Arc<EgressListener>> {
-        if let Some(listener) = self.known_listener(filter)? {
+        if let Some(listener) = lock(&self.state).known_listener(filter)? {
             return Ok(listener);
         }
         let own = Arc::clone(filter);
@@ -170,38 +218,13 @@ impl Exits {
             EgressListener::open(own)?
         };
         let made = Arc::new(made);
-        // Another command may have been faster.
-        if let Some(listener) = self.known_listener(filter)? {
+        // Another command may have been faster, or the end of the sandbox.
+        let mut state = lock(&self.state);
+        if let Some(listener) = state.known_listener(filter)? {
             return Ok(listener);
         }
-        let mut state = lock(&self.state);
         state.listeners.push(Arc::downgrade(&made));
-        state.last = Some(Arc::clone(&made));
         Ok(made)
-    }
-
-    /// The egress listener that a filter has.
-    ///
-    /// # Errors
-    /// `OverLimit` if it has none, and there are too many to make one.
-    fn known_listener(&self, filter: &Arc<Filter>) -> Result<Option<Arc<EgressListener>>> {
-        let mut state = lock(&self.state);
-        state
-            .listeners
-            .retain(|listener| listener.strong_count() > 0);
-        let mut listeners = state.listeners.iter().filter_map(Weak::upgrade);
-        if let Some(listener) = listeners.find(|listener| *listener.filter() == **filter) {
-            state.last = Some(Arc::clone(&listener));
-            return Ok(Some(listener));
-        }
-        // One more than commands use.
-        if state.listeners.len() > MAX_LISTENERS {
-            let text = format!(
-                "commands with {MAX_LISTENERS} different networks run already; let some end, or use one of theirs"
-            );
-            return Err(Error::new(Kind::OverLimit, text));
-        }
-        Ok(None)
     }
 
     /// Makes the sockets of a command, and serves what its egress listener is asked for, until no process has the
@@ -236,17 +259,19 @@ impl Exits {
         listener: Arc<EgressListener>,
         source: Source,
     ) -> Result<()> {
-        if state.is_closed {
-            return Err(Error::new(Kind::Stopped, "the sandbox has stopped"));
-        }
-        if let Some(worker) = &state.worker {
-            return worker.add(listener, source);
-        }
-        let Some(exits) = self.this.upgrade() else {
-            return Ok(());
+        state.check_open()?;
+        let worker = if let Some(worker) = &state.worker {
+            worker
+        } else {
+            let Some(exits) = self.this.upgrade() else {
+                return Ok(());
+            };
+            state.worker.insert(Worker::start(exits)?)
         };
-        let worker = state.worker.insert(Worker::start(exits)?);
-        worker.add(listener, source)
+        worker.add(Arc::clone(&listener), source)?;
+        // Not before: one that nobody serves would keep what others send it.
+        state.last = Some(listener);
+        Ok(())
     }
 
     /// Nothing runs in the workspace any more. Sockets and connections of its commands that others were given lead nowhere
@@ -264,7 +289,12 @@ impl Exits {
 
     /// Acts as the user of the commands while the value lives: what is made then is that user's.
     fn act(&self) -> nix::Result<Option<ActingAs>> {
-        self.user.map(ActingAs::new).transpose()
+        let act = if self.owns_users {
+            ActingAs::owner_of_users
+        } else {
+            ActingAs::new
+        };
+        self.user.map(act).transpose()
     }
 
     fn is_closed(&self) -> bool {
@@ -300,6 +330,17 @@ mod tests {
     use std::net::IpAddr;
 
     use super::*;
+    use crate::limits::ledger::Budget;
+
+    #[test]
+    fn a_sandbox_that_has_stopped_gets_no_listener() {
+        let budget = Budget::new(1 << 20);
+        let slots = ConnectionSlots::new(1, Arc::clone(&budget));
+        let exits = Exits::new(Egress::new(slots), budget.whole(), None);
+        exits.close();
+        let refused = exits.listener(&Arc::default(), None).err().unwrap();
+        assert_eq!(refused.kind(), Kind::Stopped);
+    }
 
     #[test]
     fn own_addresses_are_known() {

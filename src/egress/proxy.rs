@@ -27,6 +27,7 @@ use crate::relay::{
 };
 use crate::spec::network::{Host, host_and_port};
 use crate::threads::panics::contain;
+use crate::threads::priority::{BackgroundTurn, PacedRequest};
 
 /// How long a client may take for its first byte, and for each part of a SOCKS request.
 const GREETING_LIMIT: Duration = Duration::from_secs(10);
@@ -65,8 +66,20 @@ pub(super) fn serve(
         [redirect::MARK] if is_transparent => Proxy::serve_redirected,
         _ => return connection::serve(socket, slot, &proxy, true),
     };
+    let work = Arc::clone(&proxy.exits.ledger.work);
+    let is_charged = !proxy.exits.ledger.is_whole();
+    let turn = BackgroundTurn::of_this_thread(&work);
+    let paced = PacedRequest::default();
+    if is_charged {
+        PacedRequest::pace(&work);
+    }
     // The connection is closed, whatever has become of it.
     let _ = contain(|| serve(&proxy, socket));
+    drop((paced, proxy));
+    if is_charged && let Some(ended) = turn.end() {
+        ended.pay_for(&work, true);
+    }
+    drop(slot);
 }
 
 struct Proxy {

@@ -11,13 +11,13 @@
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::Read;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, Shutdown, SockaddrIn, getsockname, send, shutdown};
+use nix::sys::socket::{MsgFlags, Shutdown, SockaddrStorage, getsockname, send, shutdown};
 use nix::sys::stat::fstat;
 
 use super::Exits;
@@ -91,20 +91,30 @@ pub(super) fn socket_of(call: &WaitingCall) -> Option<u64> {
     inode.strip_suffix(']')?.parse().ok()
 }
 
-/// The address that connect(2) was called with. `None` if it is not one of IPv4, or the memory cannot be read.
-fn requested_address(call: &WaitingCall) -> Option<SocketAddrV4> {
+/// The address that connect(2) was called with, of IPv4 if it stands for one. `None` if it is of another family, or the
+/// memory cannot be read.
+fn requested_address(call: &WaitingCall) -> Option<SocketAddr> {
+    // `sin6_addr` ends here; without a scope, which no address outside has.
+    const IPV6_BYTES: usize = 24;
     let [_, pointer, length, ..] = call.arguments;
     // An `int`.
-    if length & u64::from(u32::MAX) < size_of::<libc::sockaddr_in>() as u64 {
+    let length = usize::try_from(length & u64::from(u32::MAX)).ok()?;
+    if length < size_of::<libc::sockaddr_in>() {
         return None;
     }
-    let mut bytes = [0; 8];
+    let mut bytes = [0; IPV6_BYTES];
+    let known = if length < IPV6_BYTES { 8 } else { IPV6_BYTES };
     let memory = File::open(format!("/proc/{}/mem", call.thread)).ok()?;
-    memory.read_exact_at(&mut bytes, pointer).ok()?;
-    let [family @ .., high, low, a, b, c, d] = bytes;
-    let is_ipv4 = libc::c_int::from(u16::from_ne_bytes(family)) == libc::AF_INET;
+    memory.read_exact_at(&mut bytes[..known], pointer).ok()?;
+    let [first, second, high, low, a, b, c, d, long @ ..] = bytes;
+    let family = libc::c_int::from(u16::from_ne_bytes([first, second]));
     let port = u16::from_be_bytes([high, low]);
-    is_ipv4.then(|| SocketAddrV4::new(Ipv4Addr::new(a, b, c, d), port))
+    let address = match family {
+        libc::AF_INET => IpAddr::from([a, b, c, d]),
+        libc::AF_INET6 if known == IPV6_BYTES => IpAddr::from(long).to_canonical(),
+        _ => return None,
+    };
+    Some(SocketAddr::new(address, port))
 }
 
 /// Answers connect(2). `is_resolver` tells whether a socket is an end of a pair on which names are looked up.
@@ -154,7 +164,7 @@ pub(super) fn answer_connect(
 }
 
 /// Whether a program connects to an address by itself: to the proxy, and to the loopback interface of its own network.
-fn connects_directly(listener: &EgressListener, address: SocketAddrV4) -> bool {
+fn connects_directly(listener: &EgressListener, address: SocketAddr) -> bool {
     let is_same = address.port() == listener.port();
     let is_own = listener.is_inside() && address.port() != DNS_PORT;
     let is_loopback = address.ip().is_loopback() || address.ip().is_unspecified();
@@ -166,18 +176,17 @@ fn redirect(
     exits: &Exits,
     listener: &EgressListener,
     socket: &OwnedFd,
-    address: SocketAddrV4,
+    address: SocketAddr,
 ) -> nix::Result<()> {
     let port = address.port();
-    let host = match listener.names().of(*address.ip()) {
-        Some(name) => Host::Name(name),
-        None => Host::Address((*address.ip()).into()),
+    let (name, stands_for_one) = match address.ip() {
+        IpAddr::V4(address) => (listener.names().of(address), stands_for_a_name(address)),
+        IpAddr::V6(_) => (None, false),
     };
+    let host = name.map_or_else(|| Host::Address(address.ip().into()), Host::Name);
     // The proxy notes what is allowed.
     let verdict = match host {
-        Host::Address(_) if stands_for_a_name(*address.ip()) => {
-            Verdict::refused("the name is not known any more")
-        }
+        Host::Address(_) if stands_for_one => Verdict::refused("the name is not known any more"),
         _ => judge(exits, listener, &host, port),
     };
     if !verdict.is_allowed && !asks_for_names(exits, listener, &host, port) {
@@ -185,8 +194,7 @@ fn redirect(
         return Err(Errno::EACCES);
     }
     connect_soon(socket, listener)?;
-    let from: SockaddrIn = getsockname(socket.as_raw_fd())?;
-    listener.note_redirected(SocketAddrV4::from(from).into());
+    listener.note_redirected(own_address(socket)?);
     let mut line = vec![MARK];
     line.extend_from_slice(format!("{host}:{port}\n").as_bytes());
     let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
@@ -219,7 +227,15 @@ fn connect_soon(socket: &OwnedFd, listener: &EgressListener) -> nix::Result<()> 
         TcpState::Listening { waiting, most } if waiting < most.div_ceil(2) => {}
         _ => return Err(Errno::ECONNREFUSED),
     }
-    let connect = || sys::connect_without_waiting(socket.as_fd(), listener.address());
+    let listening = listener.address();
+    let to = match own_address(socket)? {
+        SocketAddr::V4(_) => listening.into(),
+        SocketAddr::V6(_) => {
+            let address = listening.ip().to_ipv6_mapped();
+            SocketAddr::from((address, listening.port()))
+        }
+    };
+    let connect = || sys::connect_without_waiting(socket.as_fd(), to);
     match connect() {
         Err(Errno::EINPROGRESS) => {}
         other => return other,
@@ -234,6 +250,22 @@ fn connect_soon(socket: &OwnedFd, listener: &EgressListener) -> nix::Result<()> 
         }
         errno => errno,
     })
+}
+
+/// The address of a socket's own end; of IPv4 if it stands for one.
+fn own_address(socket: &OwnedFd) -> nix::Result<SocketAddr> {
+    let own: SockaddrStorage = getsockname(socket.as_raw_fd())?;
+    let ipv4 = own
+        .as_sockaddr_in()
+        .map(|own| SocketAddrV4::from(*own).into());
+    let ipv6 = || {
+        let own = SocketAddrV6::from(*own.as_sockaddr_in6()?);
+        Some(SocketAddr::new(
+            IpAddr::V6(*own.ip()).to_canonical(),
+            own.port(),
+        ))
+    };
+    ipv4.or_else(ipv6).ok_or(Errno::EAFNOSUPPORT)
 }
 
 /// Reads the line that begins a redirected connection: the requested destination. `None` if the line is malformed.

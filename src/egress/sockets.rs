@@ -9,6 +9,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -31,8 +32,8 @@ use crate::threads::panics::contain;
 use crate::threads::pool::ThreadPool;
 use crate::{fault, logging};
 
-/// How long the thread stays without a command, in milliseconds: starting it again takes a tenth of a command's time.
-const LINGER_MS: u16 = 5_000;
+/// How long the thread stays without a command, at most: starting it again takes a tenth of a command's time.
+const LINGER: Duration = Duration::from_secs(5);
 
 /// A generous estimate of what a connection needs: its stack and its buffers.
 const ROOM_BYTES: usize = SMALL_STACK_BYTES + (1 << 20);
@@ -124,6 +125,7 @@ impl Worker {
         }
         let key = watched.watch(epoll, source.as_fd())?;
         watched.sources.insert(key, (listener, Arc::new(source)));
+        watched.unused_since = None;
         Ok(())
     }
 
@@ -206,6 +208,8 @@ struct Watched {
     sources: HashMap<u64, (Arc<EgressListener>, Arc<Source>)>,
     listeners: HashMap<u64, Arc<EgressListener>>,
     resolvers: HashMap<u64, Arc<Resolver>>,
+    /// Since when there are no sources.
+    unused_since: Option<Instant>,
     /// Whether nothing runs in the workspace any more.
     is_over: bool,
     /// Tells the thread so.
@@ -253,13 +257,9 @@ impl Served {
                 Err(Errno::EINTR) => continue,
                 Err(errno) => return Err(errno),
             };
-            if count == 0 {
-                // Sources are added under this lock.
-                let mut state = lock(&self.exits.state);
-                if lock(&self.watched).sources.is_empty() {
-                    state.worker = None;
-                    return Ok(());
-                }
+            // Whatever else happens: others may connect all the time.
+            if self.timeout() == EpollTimeout::ZERO && self.give_up_if_unused() {
+                return Ok(());
             }
             fault::point("network");
             for event in &events[..count] {
@@ -277,6 +277,23 @@ impl Served {
         }
     }
 
+    /// Ends the thread, and closes the egress listener that was used last: nobody would accept what waits there. False if there
+    /// is a source again.
+    fn give_up_if_unused(&self) -> bool {
+        // Sources are added under this lock.
+        let mut state = lock(&self.exits.state);
+        let mut watched = lock(&self.watched);
+        if !watched.sources.is_empty() {
+            return false;
+        }
+        state.worker = None;
+        let closed = (state.last.take(), std::mem::take(&mut *watched));
+        drop((watched, state));
+        // Closing them can take the kernel a moment.
+        drop(closed);
+        true
+    }
+
     fn serve_connection(&self, connection: Connection) {
         let Connection {
             socket,
@@ -289,12 +306,20 @@ impl Served {
     }
 
     fn timeout(&self) -> EpollTimeout {
-        let watched = lock(&self.watched);
-        match (watched.sources.is_empty(), watched.is_over) {
-            (true, true) => EpollTimeout::ZERO,
-            (true, false) => EpollTimeout::from(LINGER_MS),
-            (false, _) => EpollTimeout::NONE,
+        let mut watched = lock(&self.watched);
+        if !watched.sources.is_empty() {
+            return EpollTimeout::NONE;
         }
+        if watched.is_over {
+            return EpollTimeout::ZERO;
+        }
+        let unused = watched
+            .unused_since
+            .get_or_insert_with(Instant::now)
+            .elapsed();
+        let left = LINGER.saturating_sub(unused).as_millis();
+        // At most five seconds.
+        EpollTimeout::from(u16::try_from(left).unwrap_or(u16::MAX))
     }
 
     /// Serves one event: one call or question, or one new connection, which is returned. It serves no more at once, so
@@ -373,10 +398,15 @@ impl Served {
         let is_close_on_exec = kind & close_on_exec != 0;
         let is_transparent = listener.filter().is_transparent;
         let is_datagram = kind & TYPE_BITS == SockType::Datagram as u64;
+        let is_ipv6 = call.arguments[0] & u64::from(u32::MAX) == AddressFamily::Inet6 as u64;
         let socket = if is_transparent && is_datagram {
             self.add_resolver(listener, is_non_blocking)?
         } else {
-            let socket = self.socket(listener, is_non_blocking)?;
+            let socket = if is_ipv6 {
+                listener.socket(AddressFamily::Inet6, is_non_blocking)?
+            } else {
+                self.socket(listener, is_non_blocking)?
+            };
             self.exits
                 .handed_out
                 .add(sys::socket_cookie(socket.as_fd())?);
@@ -389,7 +419,7 @@ impl Served {
             Err(errno) => return Err(errno),
         }
         if lock(&self.spare).is_none() {
-            let next = listener.socket(false).ok();
+            let next = listener.socket(AddressFamily::Inet, false).ok();
             *lock(&self.spare) = next;
         }
         Ok(())
@@ -402,7 +432,7 @@ impl Served {
         is_non_blocking: bool,
     ) -> nix::Result<OwnedFd> {
         let Some(spare) = lock(&self.spare).take() else {
-            return listener.socket(is_non_blocking);
+            return listener.socket(AddressFamily::Inet, is_non_blocking);
         };
         if is_non_blocking {
             fcntl(&spare, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;

@@ -6,6 +6,8 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, readlinkat};
 use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
 
+use crate::sys::proc;
+
 /// Flags that open a directory to resolve names in it. Reading its entries needs another descriptor.
 pub(super) const DIRECTORY: OFlag = OFlag::O_PATH
     .union(OFlag::O_DIRECTORY)
@@ -78,8 +80,8 @@ impl Entry {
             size: size(status),
             modified_ms: Some(modified_ms(status)),
             mode: status.st_mode & 0o7777,
-            uid: status.st_uid,
-            gid: status.st_gid,
+            uid: proc::id_inside(status.st_uid),
+            gid: proc::id_inside(status.st_gid),
             inode: status.st_ino,
             #[allow(clippy::useless_conversion, reason = "32 bits wide on aarch64")]
             links: u64::from(status.st_nlink),

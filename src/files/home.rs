@@ -9,8 +9,8 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, openat};
-use nix::sys::stat::{Mode, mkdirat};
+use nix::fcntl::{AtFlags, OFlag, openat};
+use nix::sys::stat::{Mode, fstatat, mkdirat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, unlinkat};
 
 use super::beneath::Resolver;
@@ -32,7 +32,8 @@ const INITIAL_DIRECTORIES: [&str; 3] = [".tmp", ".sbx", ".sbx/proxy"];
 /// Call it as root. `name` is one path component, chosen by the server.
 ///
 /// # Errors
-/// `Exists` if there is such a home, which stays unchanged. After any other error nothing is left.
+/// `Exists` if there is such a home, which stays unchanged. After any other error nothing is left, unless it cannot be
+/// removed.
 pub fn make_home(homes: &OwnedFd, name: &[u8], owner: User) -> Result<OwnedFd> {
     let failed = |errno| Error::system(format_args!("cannot make the home {}", show(name)), errno);
     mkdirat(homes, name, PRIVATE).map_err(failed)?;
@@ -65,6 +66,11 @@ fn populate(homes: &OwnedFd, name: &[u8], owner: User) -> nix::Result<OwnedFd> {
 /// `System` if something is mounted in the home: the rest is removed.
 pub fn remove_home(homes: &OwnedFd, name: &[u8], deadline: Option<Instant>) -> Result<bool> {
     if remove_unused(homes, name).is_ok() {
+        return Ok(true);
+    }
+    // A file system that is read-only refuses to remove even a name that is missing.
+    let status = fstatat(homes, name, AtFlags::AT_SYMLINK_NOFOLLOW);
+    if matches!(status, Err(Errno::ENOENT)) {
         return Ok(true);
     }
     let mut goes_on = || deadline.is_none_or(|deadline| Instant::now() < deadline);

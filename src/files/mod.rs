@@ -54,4 +54,4 @@ pub use skip::{SkipList, SkipReason};
 pub use splice_pipe::SplicePipe;
 pub use temporary::forget_ended_trees;
 pub use usage::Disk;
-pub use write::{RangedWrite, Upload, is_temporary};
+pub use write::{ClosedUpload, RangedWrite, Upload, is_temporary};

@@ -84,6 +84,11 @@ impl FilePath {
         Ok(())
     }
 
+    /// How many bytes of memory it takes, without the value itself.
+    pub fn size(&self) -> usize {
+        self.bytes.len() + self.shown.len()
+    }
+
     /// The tree that it is in.
     pub(super) fn tree(&self) -> Tree {
         self.tree

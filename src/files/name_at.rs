@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat, renameat};
+use nix::fcntl::{AtFlags, OFlag, openat};
 use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstatat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
@@ -94,11 +94,6 @@ impl NameAt {
 
     pub(super) fn link_target(&self) -> nix::Result<Vec<u8>> {
         link_target(&self.directory, &self.name)
-    }
-
-    /// Gives the file another name, in place of the file that has it.
-    pub(super) fn rename_to(&self, to: &Self) -> nix::Result<()> {
-        renameat(&self.directory, &self.name[..], &to.directory, &to.name[..])
     }
 
     /// Removes anything but a directory.

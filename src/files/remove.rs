@@ -8,13 +8,12 @@
 //! Removal ends at a deadline, because a client waits for the answer. A second call continues where the
 //! first one stopped.
 
-use std::marker::PhantomData;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use nix::dir::Dir;
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, openat};
+use nix::fcntl::{OFlag, openat, renameat};
 use nix::sys::stat::{FchmodatFlags, Mode, fchmodat, fstat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
@@ -56,22 +55,18 @@ impl Root {
     ///
     /// # Errors
     /// `NotFound`, `Forbidden`.
-    pub fn set_aside(&self, path: &FilePath) -> Result<Aside<'_>> {
+    pub fn set_aside<'files>(&'files self, path: &'files FilePath) -> Result<Aside<'files>> {
+        let failed = |errno| Error::system(format_args!("cannot delete {path}"), errno);
         let target = self.name_at(path, Missing::Refuse)?;
-        let hidden = NameAt {
-            directory: target
-                .directory
-                .try_clone()
-                .map_err(|error| Error::io(format_args!("cannot delete {path}"), &error))?,
-            name: temporary_name(),
-        };
-        target
-            .rename_to(&hidden)
-            .map_err(|errno| Error::system(format_args!("cannot delete {path}"), errno))?;
+        let (key, hidden) = (target.key().map_err(failed)?, temporary_name());
+        let NameAt { directory, name } = &target;
+        renameat(directory, &name[..], directory, &hidden[..]).map_err(failed)?;
         Ok(Aside {
-            target,
+            root: self,
+            path,
+            key,
+            target: Some(target),
             hidden,
-            files: PhantomData,
         })
     }
 
@@ -118,23 +113,47 @@ impl Root {
 
 /// A file that was taken away from its name.
 pub struct Aside<'files> {
-    target: NameAt,
-    hidden: NameAt,
-    /// Ends before [`Files`](super::Files), while the thread still acts as the owner.
-    files: PhantomData<&'files Root>,
+    root: &'files Root,
+    path: &'files FilePath,
+    /// The [key](NameAt::key) of the name.
+    key: Vec<u8>,
+    /// The name, in a directory that is open; `None` if it was closed.
+    target: Option<NameAt>,
+    /// The name in the same directory that it has meanwhile; empty if nothing is left to do.
+    hidden: Vec<u8>,
 }
 
 impl Aside<'_> {
+    /// Closes its directory: a request may have any number that are closed. It is found again by its path.
+    pub fn close(&mut self) {
+        self.target = None;
+    }
+
     /// Gives the file its name back.
-    pub fn put_back(self) {
+    pub fn put_back(mut self) {
+        let hidden = std::mem::take(&mut self.hidden);
         // Whoever took the directory away meanwhile took the file with it.
-        let _ = self.hidden.rename_to(&self.target);
+        if let Some(NameAt { directory, name }) = self.find() {
+            let _ = renameat(&directory, &hidden[..], &directory, &name[..]);
+        }
+    }
+
+    /// The name; `None` if its path does not lead to it any more.
+    fn find(&mut self) -> Option<NameAt> {
+        self.target.take().or_else(|| {
+            let found = self.root.name_at(self.path, Missing::Refuse).ok()?;
+            (found.key().as_ref() == Ok(&self.key)).then_some(found)
+        })
     }
 }
 
 impl Drop for Aside<'_> {
     fn drop(&mut self) {
-        let _ = self.hidden.unlink();
+        if !self.hidden.is_empty()
+            && let Some(NameAt { directory, .. }) = self.find()
+        {
+            let _ = unlinkat(&directory, &self.hidden[..], UnlinkatFlags::NoRemoveDir);
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! descriptor of the file, or for a [`NameAt`]: the directory, held open, and the last name in it. So
 //! the root alone decides what a path may cross, and renames above it do not matter any more.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -23,7 +24,8 @@ use super::name::{FilePath, Tree, split};
 use super::name_at::NameAt;
 use super::temporary::Temporary;
 use crate::error::{Error, Kind, Result};
-use crate::sys::{ActingAs, User};
+use crate::spec::isolation::MACHINE_DIRECTORIES;
+use crate::sys::{self, ActingAs, IDS_OF_SANDBOX, User};
 
 /// Links that are followed at the end of a path, as in the kernel (`path_resolution(7)`).
 const MAX_LINKS: usize = 40;
@@ -35,14 +37,15 @@ const CLOSED: usize = 1 << (usize::BITS - 1);
 pub struct Root {
     directory: Arc<OwnedFd>,
     /// [`Tree::Temporary`].
-    temporary: Temporary,
+    temporary: Arc<Temporary>,
     resolution: Resolution,
     /// Whether a write to a link goes to its target; otherwise it is refused.
     follows_last_link: bool,
     /// Whether a link is shown with the size of its target, which is what a read returns.
     pub(super) sizes_links_by_target: bool,
-    /// How many times threads act as the owner at the moment, and whether others may begin to.
-    acting: AtomicUsize,
+    /// How many times threads act as the owner at the moment, and whether others may begin to. The roots of all accounts of a
+    /// sandbox have it in common.
+    acting: Arc<AtomicUsize>,
 }
 
 /// How paths are resolved.
@@ -52,6 +55,18 @@ enum Resolution {
     /// As if the directory were the root: a leading slash means the directory, no path leads out of
     /// it, and no link is followed.
     Beneath { resolver: Resolver, owner: User },
+    /// As for a program whose root the directory is: links lead anywhere in it, and none out.
+    Inside(Account),
+}
+
+/// Who accesses the files of a sandbox that has a root of its own.
+struct Account {
+    /// As the machine sees it.
+    owner: User,
+    /// Whether it is the sandbox's root, which may do what root does there.
+    is_root: bool,
+    /// Where relative paths begin: an absolute path inside.
+    home: Vec<u8>,
 }
 
 /// A root in use: while the value lives, the calling thread accesses files as their owner.
@@ -104,11 +119,11 @@ impl Root {
         })?;
         Ok(Self {
             directory: Arc::new(directory_fd),
-            temporary: Temporary::default(),
+            temporary: Arc::default(),
             resolution: Resolution::Machine,
             follows_last_link: true,
             sizes_links_by_target: true,
-            acting: AtomicUsize::new(0),
+            acting: Arc::default(),
         })
     }
 
@@ -119,6 +134,41 @@ impl Root {
         Self::beneath(directory, owner, resolver)
     }
 
+    /// What is in `directory`, a mount of its own, which is the root of a sandbox: absolute paths begin there, and others in
+    /// the account's `home`.
+    pub fn private(directory: Arc<OwnedFd>, owner: User, is_root: bool, home: &str) -> Self {
+        Self {
+            directory,
+            temporary: Arc::default(),
+            resolution: Resolution::Inside(Account {
+                owner,
+                is_root,
+                home: home.as_bytes().to_vec(),
+            }),
+            follows_last_link: true,
+            sizes_links_by_target: false,
+            acting: Arc::default(),
+        }
+    }
+
+    /// The same private root for another account: whoever [closes](Self::close) one of them closes all.
+    #[must_use]
+    pub fn for_account(&self, owner: User, is_root: bool, home: &str) -> Self {
+        Self {
+            temporary: Arc::clone(&self.temporary),
+            acting: Arc::clone(&self.acting),
+            ..Self::private(Arc::clone(&self.directory), owner, is_root, home)
+        }
+    }
+
+    /// Where relative paths begin in a private root, and whom its files are accessed as.
+    pub fn account(&self) -> Option<(&[u8], User)> {
+        match &self.resolution {
+            Resolution::Inside(account) => Some((&account.home, account.owner)),
+            Resolution::Machine | Resolution::Beneath { .. } => None,
+        }
+    }
+
     pub(super) fn beneath(
         directory: impl Into<Arc<OwnedFd>>,
         owner: User,
@@ -126,11 +176,11 @@ impl Root {
     ) -> Self {
         Self {
             directory: directory.into(),
-            temporary: Temporary::default(),
+            temporary: Arc::default(),
             resolution: Resolution::Beneath { resolver, owner },
             follows_last_link: false,
             sizes_links_by_target: false,
-            acting: AtomicUsize::new(0),
+            acting: Arc::default(),
         }
     }
 
@@ -154,15 +204,39 @@ impl Root {
         self.temporary.count_kept()
     }
 
-    /// Whether files can be given to any user: by root of a machine that is one sandbox.
+    /// Whether files can be given to any user: by root of a machine that is one sandbox, or of a private root.
     pub fn may_set_owners(&self) -> bool {
-        self.is_whole_machine() && geteuid().is_root()
+        match &self.resolution {
+            Resolution::Machine => geteuid().is_root(),
+            Resolution::Beneath { .. } => false,
+            Resolution::Inside(account) => account.is_root,
+        }
+    }
+
+    /// An owner and a group that files may be given to, as the machine knows them; `None` if there are none with these
+    /// numbers.
+    pub(super) fn owner(&self, uid: u64, gid: u64) -> Option<User> {
+        let id = |number: u64| {
+            let number = u32::try_from(number).ok()?;
+            match &self.resolution {
+                Resolution::Machine => Some(number),
+                Resolution::Beneath { .. } => None,
+                // The first id of a block is that of its root.
+                Resolution::Inside(Account { owner, is_root, .. }) => {
+                    (*is_root && number < IDS_OF_SANDBOX).then(|| owner.uid + number)
+                }
+            }
+        };
+        Some(User {
+            uid: id(uid)?,
+            gid: id(gid)?,
+        })
     }
 
     /// Lets no thread begin to act as the owner, whose uid another sandbox gets as soon as this root is not
     /// [in use](Self::is_in_use) any more.
     pub fn close(&self) {
-        if matches!(self.resolution, Resolution::Beneath { .. }) {
+        if !self.is_whole_machine() {
             self.acting.fetch_or(CLOSED, Ordering::SeqCst);
         }
     }
@@ -187,12 +261,18 @@ impl Root {
         if before & CLOSED != 0 {
             return Err(Error::deleted());
         }
-        let acting = match self.resolution {
-            Resolution::Machine => None,
-            Resolution::Beneath { owner, .. } => Some(ActingAs::new(owner).map_err(|errno| {
-                Error::system(format_args!("cannot act as uid {}", owner.uid), errno)
-            })?),
+        let (owner, acting) = match &self.resolution {
+            Resolution::Machine => (0, Ok(None)),
+            Resolution::Beneath { owner, .. } => (owner.uid, ActingAs::new(*owner).map(Some)),
+            Resolution::Inside(Account { owner, is_root, .. }) if *is_root => {
+                (owner.uid, ActingAs::root_of_sandbox(*owner).map(Some))
+            }
+            Resolution::Inside(Account { owner, .. }) => {
+                (owner.uid, ActingAs::new(*owner).map(Some))
+            }
         };
+        let acting = acting
+            .map_err(|errno| Error::system(format_args!("cannot act as uid {owner}"), errno))?;
         Ok(Files {
             root: self,
             _acting: acting,
@@ -234,7 +314,7 @@ impl Root {
         let path_of_it = path(directory)?;
         match self.resolution {
             Resolution::Machine => Some(path_of_it).filter(|path| path != b"/"),
-            Resolution::Beneath { .. } => {
+            Resolution::Beneath { .. } | Resolution::Inside(_) => {
                 let start = path(&*self.start(self.tree_of(directory)).ok()?)?;
                 path_of_it.strip_prefix(&start[..]).map(<[u8]>::to_vec)
             }
@@ -255,7 +335,46 @@ impl Root {
 
     /// Opens the file at a path.
     pub(super) fn resolve(&self, path: &FilePath, flags: OFlag) -> nix::Result<OwnedFd> {
-        self.resolve_in(self.start(path.tree())?, path.bytes(), flags)
+        self.resolve_in(self.start(path.tree())?, &self.whole(path.bytes()), flags)
+    }
+
+    /// A path from the beginning of its tree on.
+    fn whole<'p>(&self, path: &'p [u8]) -> Cow<'p, [u8]> {
+        match &self.resolution {
+            Resolution::Inside(Account { home, .. }) if !path.starts_with(b"/") => {
+                [home, &b"/"[..], path].concat().into()
+            }
+            _ => path.into(),
+        }
+    }
+
+    /// The same of a path that begins at a directory of a private root, as links in it mean it. Only a hint: the directory
+    /// may be moved at any time.
+    fn through(&self, directory: impl AsFd, path: &[u8]) -> nix::Result<Vec<u8>> {
+        if path.starts_with(b"/") {
+            return Ok(path.to_vec());
+        }
+        let directory = openat(
+            directory,
+            ".",
+            OFlag::O_PATH | OFlag::O_CLOEXEC,
+            Mode::empty(),
+        )?;
+        let way = self.path_of(&directory).ok_or(Errno::ENOENT)?;
+        Ok([b"/", &way[..], b"/", path].concat())
+    }
+
+    /// Opens a path in a private root.
+    fn open_inside(&self, directory: impl AsFd, path: &[u8], flags: OFlag) -> nix::Result<OwnedFd> {
+        let is_start = directory.as_fd().as_raw_fd() == self.directory.as_raw_fd();
+        // A name that is no link is there whatever links mean.
+        let is_name = flags.contains(OFlag::O_NOFOLLOW) && !path.contains(&b'/');
+        if is_start || is_name {
+            sys::open_inside(directory.as_fd(), path, flags)
+        } else {
+            let path = self.through(directory, path)?;
+            sys::open_inside(self.directory.as_fd(), &path, flags)
+        }
     }
 
     /// Opens a path that begins at a directory which was opened beneath this root. In a sandbox no pipe is opened.
@@ -281,6 +400,14 @@ impl Root {
                 let found = resolver.open(&directory, path, find)?;
                 open_found(&found, flags, || resolver.open(&directory, path, flags))
             }
+            Resolution::Inside(_) if flags.intersects(OFlag::O_PATH | OFlag::O_DIRECTORY) => {
+                self.open_inside(directory, path, flags)
+            }
+            Resolution::Inside(_) => {
+                let find = OFlag::O_PATH | (flags & OFlag::O_NOFOLLOW);
+                let found = self.open_inside(&directory, path, find)?;
+                open_found(&found, flags, || self.open_inside(&directory, path, flags))
+            }
         }
     }
 
@@ -288,7 +415,9 @@ impl Root {
     pub(super) fn owns(&self, status: &FileStat) -> bool {
         let uid = match self.resolution {
             Resolution::Machine => geteuid().as_raw(),
-            Resolution::Beneath { owner, .. } => owner.uid,
+            Resolution::Beneath { owner, .. } | Resolution::Inside(Account { owner, .. }) => {
+                owner.uid
+            }
         };
         status.st_uid == uid
     }
@@ -297,7 +426,7 @@ impl Root {
     pub(super) fn status(&self, path: &FilePath, flags: AtFlags) -> nix::Result<FileStat> {
         match self.resolution {
             Resolution::Machine => fstatat(self.start(path.tree())?, path.bytes(), flags),
-            Resolution::Beneath { .. } => {
+            Resolution::Beneath { .. } | Resolution::Inside(_) => {
                 let mut open_flags = OFlag::O_PATH;
                 let nofollow = flags.contains(AtFlags::AT_SYMLINK_NOFOLLOW);
                 open_flags.set(OFlag::O_NOFOLLOW, nofollow);
@@ -307,7 +436,8 @@ impl Root {
     }
 
     pub(super) fn directory(&self, path: &FilePath, missing: Missing) -> nix::Result<OwnedFd> {
-        self.directory_in(&*self.start(path.tree())?, path.bytes(), missing)
+        let start = self.start(path.tree())?;
+        self.directory_in(&start, &self.whole(path.bytes()), missing)
     }
 
     fn directory_in(&self, start: &OwnedFd, path: &[u8], missing: Missing) -> nix::Result<OwnedFd> {
@@ -380,14 +510,29 @@ impl Root {
         };
         let opened = self
             .start(path.tree())
-            .and_then(|start| self.directory_in(&start, directory, missing));
+            .and_then(|start| self.directory_in(&start, &self.whole(directory), missing));
         let directory = opened.map_err(|errno| {
             self.error(format_args!("cannot open the directory of {path}"), errno)
         })?;
+        if self.is_of_machine(&directory, name) {
+            let text = format!("cannot change {path}: what is there belongs to the machine");
+            return Err(Error::new(Kind::Forbidden, text));
+        }
         Ok(NameAt {
             directory,
             name: name.to_vec(),
         })
+    }
+
+    /// Whether a name is that of a directory over which each run of a private root has something of the machine. This tree has
+    /// nothing there, so that the kernel would move or remove the directory, and with it what is mounted over it
+    /// (`detach_mounts` in fs/namespace.c).
+    fn is_of_machine(&self, directory: &OwnedFd, name: &[u8]) -> bool {
+        let is_one = MACHINE_DIRECTORIES.iter().any(|own| own.as_bytes() == name);
+        let identity = |directory: &OwnedFd| Identity::of_open(directory).ok();
+        matches!(self.resolution, Resolution::Inside(_))
+            && is_one
+            && identity(directory).is_none_or(|found| Some(found) == identity(&self.directory))
     }
 
     /// The name that a write to a path changes, and the status of the file there. Links at the end are
@@ -427,9 +572,9 @@ impl Root {
             }
             let target = name_at.link_target().map_err(failed)?;
             let (parent, name) = split(&target).ok_or_else(|| failed(Errno::EISDIR))?;
+            let directory = self.resolve_in(&name_at.directory, parent, DIRECTORY);
             name_at = NameAt {
-                directory: openat(&name_at.directory, parent, DIRECTORY, Mode::empty())
-                    .map_err(failed)?,
+                directory: directory.map_err(failed)?,
                 name: name.to_vec(),
             };
         }
@@ -439,7 +584,7 @@ impl Root {
     /// Whether a mount covers a name. Acting on the name would not notice it.
     pub(super) fn is_outside(&self, NameAt { directory, name }: &NameAt) -> bool {
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
-        matches!(self.resolution, Resolution::Beneath { .. })
+        !self.is_whole_machine()
             && matches!(self.resolve_in(directory, name, flags), Err(Errno::EXDEV))
     }
 
@@ -448,7 +593,7 @@ impl Root {
         // The way up ends where the tree begins: its owner may not go further.
         let top = match self.resolution {
             Resolution::Machine => None,
-            Resolution::Beneath { .. } => {
+            Resolution::Beneath { .. } | Resolution::Inside(_) => {
                 Some(Identity::of_open(self.start(self.tree_of(directory))?)?)
             }
         };

@@ -25,7 +25,7 @@ use nix::sys::stat::{Mode, mkdirat};
 use super::beneath::Resolver;
 use super::condition::Patient;
 use super::name::FilePath;
-use super::{FileKind, Files, Overwrite, Page, Root, Unpacking, make_home, remove_home};
+use super::{FileKind, Files, Overwrite, Page, Root, Unpacking, Upload, make_home, remove_home};
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind};
 use crate::sys::{self, User, exchange_names, hide_system_call};
@@ -1184,4 +1184,115 @@ fn uncharged() -> crate::limits::ledger::Charge {
     ledger
         .charge(crate::limits::ledger::Item::Responses, 0)
         .unwrap()
+}
+
+/// The names in a directory of the home.
+fn names(world: &World, directory: &str) -> Vec<String> {
+    let names = fs::read_dir(world.home(directory)).unwrap();
+    let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    names
+}
+
+/// What waits has no descriptor, so its place is found again by its path: no other place is written, and nothing is left.
+#[test]
+fn an_upload_that_was_closed_takes_its_place_or_none() {
+    if !is_root() {
+        return;
+    }
+    for resolver in RESOLVERS {
+        let world = World::populated();
+        let root = world.root(resolver);
+        let files = root.files().unwrap();
+        for name in ["dir/inner", "dir/new"] {
+            let to = path(name);
+            let close = || {
+                let mut upload = files.upload(&to, None, false).unwrap();
+                assert_eq!(upload.write(b"written").unwrap(), 7);
+                upload.close(&files, &to).unwrap().unwrap()
+            };
+            let kind = |reopened: Result<Upload<'_>, Error>| reopened.err().unwrap().kind();
+            // Takes its hidden name away from an upload.
+            let remove_hidden = || {
+                let hidden = names(&world, "dir").into_iter().next().unwrap();
+                let hidden = world.home("dir").join(hidden);
+                fs::remove_file(&hidden).unwrap();
+                hidden
+            };
+            let before = names(&world, "dir");
+
+            drop(close());
+            assert_eq!(names(&world, "dir"), before);
+
+            // The path leads to another directory.
+            let closed = close();
+            fs::rename(world.home("dir"), world.home("moved-dir")).unwrap();
+            world.make_directory("home/dir", 0o755, Some(OWNER));
+            assert_eq!(kind(closed.reopen()), Kind::Changed);
+            assert!(names(&world, "dir").is_empty());
+            fs::remove_dir(world.home("dir")).unwrap();
+            assert!(files.upload(&to, None, false).is_err());
+            let waiting = names(&world, "moved-dir");
+            fs::rename(world.home("moved-dir"), world.home("dir")).unwrap();
+            for hidden in waiting.iter().filter(|name| !before.contains(name)) {
+                fs::remove_file(world.home("dir").join(hidden)).unwrap();
+            }
+
+            // Another file has its hidden name.
+            let closed = close();
+            fs::hard_link(world.home("file"), remove_hidden()).unwrap();
+            assert_eq!(kind(closed.reopen()), Kind::Changed);
+            assert_eq!(names(&world, "dir"), before);
+            let closed = close();
+            symlink("../file", remove_hidden()).unwrap();
+            assert!(closed.reopen().is_err());
+            assert_eq!(fs::read(world.home("file")).unwrap(), b"content");
+
+            let upload = close().reopen().unwrap();
+            assert_eq!(upload.commit().unwrap(), 7);
+            assert_eq!(fs::read(world.home(name)).unwrap(), b"written");
+            let status = fs::metadata(world.home(name)).unwrap();
+            assert_eq!((status.uid(), status.mode() & 0o777), (OWNER.uid, 0o644));
+        }
+        assert_eq!(names(&world, "dir"), ["inner", "new"]);
+        // It could only be copied: its directory takes no names.
+        world.chmod("home/dir", 0o555);
+        let to = path("dir/inner");
+        let upload = files.upload(&to, None, false).unwrap();
+        assert!(upload.close(&files, &to).unwrap().is_none());
+    }
+}
+
+#[test]
+fn a_file_that_was_set_aside_goes_back_to_its_place_or_to_none() {
+    if !is_root() {
+        return;
+    }
+    for is_closed in [false, true] {
+        let world = World::populated();
+        let root = world.root(Resolver::Kernel);
+        let files = root.files().unwrap();
+        let from = path("dir/inner");
+        let set_aside = || {
+            let mut aside = files.set_aside(&from).unwrap();
+            if is_closed {
+                aside.close();
+            }
+            assert!(!names(&world, "dir").contains(&"inner".to_owned()));
+            aside
+        };
+        set_aside().put_back();
+        assert_eq!(names(&world, "dir"), ["inner"]);
+        let aside = set_aside();
+        fs::rename(world.home("dir"), world.home("moved-dir")).unwrap();
+        world.make_directory("home/dir", 0o755, Some(OWNER));
+        world.make_file("home/dir/inner", "other", 0o644, Some(OWNER));
+        aside.put_back();
+        assert_eq!(fs::read(world.home("dir/inner")).unwrap(), b"other");
+        assert_eq!(names(&world, "moved-dir").len(), 1);
+        assert_eq!(world.home("moved-dir/inner").exists(), !is_closed);
+        drop(set_aside());
+        assert!(names(&world, "dir").is_empty());
+    }
 }

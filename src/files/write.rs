@@ -3,7 +3,8 @@
 //! A whole file is written to an inode without a name (`O_TMPFILE`), which replaces the old file when it
 //! is complete. Until then there is nothing to clean up: a client that disconnects, a full disk or a
 //! killed server leaves the old file and no litter. Where the file system has no such inodes, a hidden
-//! file beside the target is used and removed on failure; only a killed server leaves it.
+//! file beside the target is used and removed on failure; only a killed server leaves it. The same holds for an
+//! upload that is closed until its turn comes ([`ClosedUpload`]), because a request has many.
 //!
 //! A file that cannot be replaced, because it is a mount point or its directory is not writable, is
 //! overwritten with the complete upload. An upload that breaks off changes nothing there either, but a
@@ -38,6 +39,9 @@ use crate::error::{Error, Kind, Result};
 /// Tries to open a file that other requests make, replace or protect at the same time.
 const ATTEMPTS: usize = 16;
 
+/// Why a file is not written that was something else before.
+const MEANWHILE: &str = "another program changed it meanwhile; read it again";
+
 /// Directories for uploads that cannot be staged beside their target, in order of preference. Memory
 /// comes last.
 const STAGING_DIRECTORIES: [&str; 2] = ["/tmp", "/var/tmp"];
@@ -66,6 +70,23 @@ struct Commit {
     is_exclusive: bool,
     /// What the file gets in place of those of its attributes whose names begin so.
     attributes: Option<(&'static str, Vec<Attribute>)>,
+}
+
+/// A complete upload that waits in a hidden file beside its target, without a descriptor: a request may have any number
+/// of them. The file is removed when the value is dropped, if the path still leads to its directory.
+pub struct ClosedUpload<'files> {
+    root: &'files Root,
+    path: &'files FilePath,
+    /// The [key](NameAt::key) of the target: whatever the path leads to later, no other one is written.
+    key: Vec<u8>,
+    /// The name of the hidden file; empty if it needs none any more.
+    hidden: Vec<u8>,
+    /// Of the hidden file.
+    identity: Identity,
+    written: u64,
+    mode: Option<u32>,
+    replaces: bool,
+    kept: Option<(u32, u32, u32)>,
 }
 
 /// Where the bytes of an upload are until it is complete.
@@ -359,13 +380,12 @@ impl Upload<'_> {
     /// # Errors
     /// `Changed`; the target cannot be replaced. The old file is unchanged.
     pub fn commit_over(mut self, _turn: &Turn, expected: Option<&FileVersion>) -> Result<()> {
-        let meanwhile = "another program changed it meanwhile; read it again";
         if let Some(commit) = &mut self.commit {
             let existing = commit.target.existing().map_err(|errno| {
                 opening_error(format_args!("cannot write {}", self.shown), errno)
             })?;
             if existing.as_ref().map(FileVersion::of_status).as_ref() != expected {
-                return Err(changed(&self.shown, meanwhile));
+                return Err(changed(&self.shown, MEANWHILE));
             }
             commit.is_exclusive = expected.is_none();
         }
@@ -409,6 +429,39 @@ impl Upload<'_> {
         self.commit()
     }
 
+    /// Closes a complete upload to `path` that has no attributes. `None` if it cannot wait beside its target: then it is gone,
+    /// and is to be written anew when its turn comes.
+    ///
+    /// # Errors
+    /// `NoSpace`, `Forbidden`.
+    pub fn close<'a>(
+        mut self,
+        root: &'a Root,
+        path: &'a FilePath,
+    ) -> Result<Option<ClosedUpload<'a>>> {
+        let Some(commit) = &mut self.commit else {
+            return Ok(None);
+        };
+        let mut close = || {
+            let (key, identity) = (commit.target.key()?, Identity::of_open(&self.file)?);
+            let hidden = commit
+                .staging
+                .give_up(&self.file, &commit.target.directory)?;
+            Ok(hidden.map(|hidden| ClosedUpload {
+                root,
+                path,
+                key,
+                hidden,
+                identity,
+                written: self.written,
+                mode: self.mode,
+                replaces: commit.replaces,
+                kept: commit.kept,
+            }))
+        };
+        close().map_err(|errno| opening_error(format_args!("cannot write {}", self.shown), errno))
+    }
+
     /// Waits for the turn to replace the target; `None` for a device or pipe.
     ///
     /// # Errors
@@ -431,6 +484,56 @@ impl Upload<'_> {
         committed
             .map_err(|errno| opening_error(format_args!("cannot write {}", self.shown), errno))?;
         Ok(self.written)
+    }
+}
+
+impl<'files> ClosedUpload<'files> {
+    /// Opens it again.
+    ///
+    /// # Errors
+    /// `Changed` if the path leads to another directory, or the hidden file is another one. `Forbidden`, `NotFound`.
+    pub fn reopen(mut self) -> Result<Upload<'files>> {
+        let path = self.path;
+        let mut target = self.target()?;
+        // Its directory has both names.
+        let name = std::mem::replace(&mut target.name, std::mem::take(&mut self.hidden));
+        let opened = target.open(OFlag::O_RDWR);
+        let hidden = std::mem::replace(&mut target.name, name);
+        let commit = Commit {
+            target,
+            replaces: self.replaces,
+            kept: self.kept,
+            staging: Staging::Named(hidden),
+            is_exclusive: false,
+            attributes: None,
+        };
+        let file =
+            opened.map_err(|errno| opening_error(format_args!("cannot write {path}"), errno))?;
+        if Identity::of_open(&file) != Ok(self.identity) {
+            return Err(changed(path, MEANWHILE));
+        }
+        let mut upload = Upload::new(path, file, self.mode, Some(commit));
+        upload.written = self.written;
+        Ok(upload)
+    }
+
+    fn target(&self) -> Result<NameAt> {
+        let (target, _) = self.root.target(self.path, false)?;
+        let is_same = target.key().as_ref() == Ok(&self.key);
+        is_same
+            .then_some(target)
+            .ok_or_else(|| changed(self.path, MEANWHILE))
+    }
+}
+
+impl Drop for ClosedUpload<'_> {
+    fn drop(&mut self) {
+        if !self.hidden.is_empty()
+            && let Ok(target) = self.target()
+        {
+            let hidden = std::mem::take(&mut self.hidden);
+            Staging::Named(hidden).remove(&target.directory);
+        }
     }
 }
 
@@ -546,17 +649,34 @@ impl Staging {
         directory: &OwnedFd,
         name: &[u8],
     ) -> nix::Result<()> {
-        if let Self::Unnamed = self {
-            // Only rename(2) replaces an existing name, so the file needs a name first.
-            let temporary = temporary_name();
-            link_open_file(file, directory, &temporary)?;
-            *self = Self::Named(temporary);
-        }
+        // Only rename(2) replaces an existing name, so the file needs a name first.
+        self.hide(file, directory)?;
         if let Self::Named(temporary) = self {
             renameat(directory, temporary.as_slice(), directory, name)?;
             *self = Self::Unnamed;
         }
         Ok(())
+    }
+
+    /// Gives a staged file a hidden name in its directory, if it has none.
+    fn hide(&mut self, file: &File, directory: &OwnedFd) -> nix::Result<()> {
+        if let Self::Unnamed = self {
+            let temporary = temporary_name();
+            link_open_file(file, directory, &temporary)?;
+            *self = Self::Named(temporary);
+        }
+        Ok(())
+    }
+
+    /// Leaves a staged file under its hidden name, from now on to somebody else; `None` if it is in no directory.
+    fn give_up(&mut self, file: &File, directory: &OwnedFd) -> nix::Result<Option<Vec<u8>>> {
+        self.hide(file, directory)?;
+        let Self::Named(temporary) = self else {
+            return Ok(None);
+        };
+        let temporary = std::mem::take(temporary);
+        *self = Self::Unnamed;
+        Ok(Some(temporary))
     }
 
     /// Removes the name that the file was given before it took its place.

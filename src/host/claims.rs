@@ -91,6 +91,23 @@ impl Claims {
         Ok(self.add(&(uid..=uid))?.is_none())
     }
 
+    /// Claims ids that are no uids of the host's range.
+    ///
+    /// # Errors
+    /// `System` if another host has some of them.
+    pub(super) fn add_ids(&self, ids: &RangeInclusive<u32>) -> Result<()> {
+        let Some(other) = self.add(ids)? else {
+            return Ok(());
+        };
+        let text = format!(
+            "cannot hold sandboxes: another server (pid {}) has some of the ids {}-{}; choose others by SBX_ID_BLOCKS",
+            other.pid,
+            ids.start(),
+            ids.end()
+        );
+        Err(Error::new(Kind::System, text))
+    }
+
     /// Claims a range unless another host has some of it.
     fn add(&self, users: &RangeInclusive<u32>) -> Result<Option<Other>> {
         let act = "cannot hold sandboxes: cannot lock their uids";

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::sandbox::Lasting;
 use super::table::SandboxTable;
-use super::{Host, Sandbox, changing, signals, unknown};
+use super::{Host, Sandbox, changing, unknown};
 use crate::error::{Error, Kind, Result};
 use crate::process::Reason;
 use crate::threads::Thread;
@@ -132,11 +132,12 @@ impl Host {
         // Waits for sandboxes that other requests are deleting.
         let left = deadline.saturating_duration_since(Instant::now());
         self.wait_while(left, |table| !table.ending.is_empty());
+        self.retry_removals(deadline);
         if let Some(error) = failure {
             return Err(error);
         }
         let table = self.table();
-        let removing = table.ending.len() + table.retried.len() + table.stuck.len();
+        let removing = table.ending.len() + table.count_stuck();
         Ok(AllEnded { count, removing })
     }
 
@@ -270,16 +271,18 @@ impl Host {
             sandbox.workspace.close();
         }
         let left = || -> Vec<&Arc<Sandbox>> {
-            let runs = |sandbox: &&Arc<Sandbox>| signals::is_active(sandbox, false);
+            let runs = |sandbox: &&Arc<Sandbox>| {
+                sandbox.workspace.processes.is_starting() || sandbox.has_processes()
+            };
             all.iter().filter(runs).collect()
         };
         for sandbox in left() {
             sandbox.workspace.processes.hang_up_terminals();
             sandbox.workspace.processes.expect_signal(libc::SIGTERM);
-            self.signaller.signal(sandbox.user, libc::SIGTERM);
+            self.signaller.signal_sandbox(sandbox, libc::SIGTERM);
             // A stopped process handles SIGTERM only when it continues.
             sandbox.thaw();
-            self.signaller.signal(sandbox.user, libc::SIGCONT);
+            self.signaller.signal_sandbox(sandbox, libc::SIGCONT);
         }
         let deadline = Instant::now() + GRACE;
         while !left().is_empty() && Instant::now() < deadline {
@@ -303,6 +306,7 @@ impl Host {
         for sandbox in unfinished {
             let _ = self.homes.remove(&sandbox.id, Some(removal_deadline));
         }
+        self.retry_removals(removal_deadline);
         let left = removal_deadline.saturating_duration_since(Instant::now());
         self.wait_while(left, |table| {
             !table.ending.is_empty() || !table.retried.is_empty()
@@ -366,13 +370,17 @@ impl Drop for Unsettled<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::RangeInclusive;
+    use std::os::unix::fs::chown;
     use std::os::unix::process::CommandExt;
-    use std::path::PathBuf;
+    use std::path::{Path, PathBuf};
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
     use crate::config::HostSettings;
+    use crate::config::RootSettings;
     use crate::egress::Egress;
+    use crate::host::Shortage;
     use crate::host::unfinished::Unfinished;
     use crate::http::slots::ConnectionSlots;
     use crate::interpreter::ContextsSettings;
@@ -389,10 +397,49 @@ mod tests {
         homes: PathBuf,
     }
 
+    /// A host with a place for each of these users.
+    fn start(homes: &Path, users: RangeInclusive<u32>, keep: bool) -> Arc<Host> {
+        let settings = HostSettings {
+            paused_limit: None,
+            stopped_limit: None,
+            capacity: users.clone().count(),
+            homes: homes.to_owned(),
+            keep,
+            max_aside: 0,
+            users,
+            min_landlock_abi: 0,
+            allow_unconfined: true,
+            cdi: Vec::new(),
+            tcp_ports: None,
+            isolation: DefaultIsolation::Fixed(Isolation::Landlock),
+            roots: RootSettings::default(),
+            token_file: None,
+        };
+        let shared = Shared::new(4096, 4096).unwrap();
+        let contexts = ContextsSettings::default();
+        let budget = Budget::new(1 << 20);
+        let egress = Egress::new(ConnectionSlots::new(1, Arc::clone(&budget)));
+        Host::new(
+            &settings,
+            None,
+            NetworkPolicy::Open,
+            egress,
+            shared,
+            budget,
+            contexts,
+        )
+        .unwrap()
+    }
+
     impl Small {
-        /// A host for `count` sandboxes. No other test, of this run or another, has its users. `None` if only root can
-        /// make one, and this is somebody else.
+        /// A host for `count` sandboxes, which end with it. No other test, of this run or another, has its users. `None`
+        /// if only root can make one, and this is somebody else.
         fn new(count: u32) -> Option<Self> {
+            Self::keeping(count, false)
+        }
+
+        /// A host for `count` sandboxes, which with `keep` outlive it.
+        fn keeping(count: u32, keep: bool) -> Option<Self> {
             static TAKEN: AtomicU32 = AtomicU32::new(0);
             if !nix::unistd::geteuid().is_root() {
                 assert!(std::env::var_os("CI").is_none(), "needs root");
@@ -400,43 +447,63 @@ mod tests {
             }
             let own = 64_100 + std::process::id() % 60 * 16;
             let uid = own + TAKEN.fetch_add(count, Ordering::Relaxed);
-            let users = uid..=uid + count - 1;
             let homes = std::env::temp_dir().join(format!("sbx-host-{uid}-{}", std::process::id()));
-            let settings = HostSettings {
-                paused_limit: None,
-                stopped_limit: None,
-                capacity: users.clone().count(),
-                homes: homes.clone(),
-                keep: false,
-                max_aside: 0,
-                users,
-                min_landlock_abi: 0,
-                allow_unconfined: true,
-                tcp_ports: None,
-                isolation: DefaultIsolation::Fixed(Isolation::Landlock),
-                token_file: None,
-            };
-            let shared = Shared::new(4096, 4096).unwrap();
-            let contexts = ContextsSettings::default();
-            let budget = Budget::new(1 << 20);
-            let egress = Egress::new(ConnectionSlots::new(1, Arc::clone(&budget)));
-            let host = Host::new(
-                &settings,
-                None,
-                NetworkPolicy::Open,
-                egress,
-                shared,
-                budget,
-                contexts,
-            )
-            .unwrap();
+            let host = start(&homes, uid..=uid + count - 1, keep);
             Some(Self { host, homes })
+        }
+
+        /// Ends the host, and leaves its directory.
+        fn stop(mut self) -> PathBuf {
+            std::mem::take(&mut self.homes)
+        }
+
+        /// Has the next creation fail, and what it leaves stay until the value is dropped.
+        fn obstruct(&self) -> Obstacle {
+            let id = self.host.table().next_id();
+            let home = self.homes.join(&id);
+            std::fs::create_dir(&home).unwrap();
+            chown(&home, Some(*self.host.users.start()), None).unwrap();
+            let place = home.join("busy");
+            std::fs::create_dir(&place).unwrap();
+            let mut mount = std::process::Command::new("mount");
+            let mounted = mount.args(["-t", "tmpfs", "none"]).arg(&place).status();
+            assert!(mounted.unwrap().success());
+            let record = self.homes.join(format!(".sandboxes/{id}.deleting"));
+            Obstacle {
+                place,
+                home,
+                record,
+            }
         }
 
         fn create(&self) -> Option<Arc<Sandbox>> {
             let (mut made, _) = self.host.create(1, &SandboxSpec::default()).unwrap();
             made.pop()
         }
+    }
+
+    /// A file system in the way of a home: it can neither be made nor removed.
+    struct Obstacle {
+        place: PathBuf,
+        home: PathBuf,
+        /// What says that the home is to be removed.
+        record: PathBuf,
+    }
+
+    impl Drop for Obstacle {
+        fn drop(&mut self) {
+            let mut unmount = std::process::Command::new("umount");
+            let _ = unmount.arg("-l").arg(&self.place).status();
+        }
+    }
+
+    /// Waits until a sandbox can be made.
+    fn wait_for_place(host: &Host) -> u32 {
+        let take = |_| {
+            thread::sleep(Duration::from_millis(1));
+            host.table().reserve(1, |_| true).unwrap().0.pop()
+        };
+        (0..30_000).find_map(take).unwrap().user.uid
     }
 
     impl Drop for Small {
@@ -559,17 +626,94 @@ mod tests {
         // As if it had not been made by this server.
         host.table().sandboxes.clear();
         unfinished.finish(host, Vec::new());
-        let is_given = |_| {
-            thread::sleep(Duration::from_millis(1));
-            !host.table().reserve(1).unwrap().0.is_empty()
-        };
-        assert!((0..20_000).any(is_given));
+        assert_eq!(wait_for_place(host), sandbox.user.uid);
         assert!(!sandbox.home.exists());
         assert!(
             Unfinished::begin(&host.homes, None, all(), none)
                 .uids()
                 .is_empty()
         );
+    }
+
+    #[test]
+    fn what_is_left_of_one_that_cannot_be_made_keeps_its_place_until_it_is_gone() {
+        for keep in [true, false] {
+            let Some(small) = Small::keeping(1, keep) else {
+                return;
+            };
+            let host = &small.host;
+            let obstacle = small.obstruct();
+            let (home, record) = (obstacle.home.clone(), obstacle.record.clone());
+            host.create(1, &SandboxSpec::default()).err().unwrap();
+            for _ in 0..2 {
+                assert!(home.exists());
+                assert_eq!(record.exists(), keep);
+                let (made, shortage) = host.create(1, &SandboxSpec::default()).unwrap();
+                assert!(made.is_empty());
+                let expected = Shortage::Capacity {
+                    capacity: 1,
+                    stuck: 1,
+                };
+                assert_eq!(shortage, Some(expected));
+                host.retry_removals(Instant::now() + BACKGROUND_LIMIT);
+            }
+            drop(obstacle);
+            let own = Arc::clone(host);
+            thread::spawn(move || own.run_maintenance());
+            assert_eq!(wait_for_place(host), *host.users.start());
+            assert!(!home.exists() && !record.exists());
+        }
+    }
+
+    /// Nobody has written down what a server makes to see whether it can.
+    #[test]
+    fn a_start_removes_the_trial_of_one_that_was_killed() {
+        let Some(small) = Small::keeping(1, true) else {
+            return;
+        };
+        let users = small.host.users.clone();
+        let homes = small.stop();
+        let trial = homes.join(".trial");
+        std::fs::create_dir_all(trial.join("deep")).unwrap();
+        drop(start(&homes, users, true));
+        assert!(!trial.exists());
+        let names = std::fs::read_dir(&homes).unwrap();
+        let mut left: Vec<_> = names
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.retain(|name| !name.starts_with('.'));
+        assert!(left.is_empty(), "{left:?}");
+        let _ = std::fs::remove_dir_all(&homes);
+    }
+
+    /// Many of them would keep it from starting if they belonged to nobody.
+    #[test]
+    fn a_start_removes_what_is_left_of_one_that_could_not_be_made() {
+        let Some(small) = Small::keeping(1, true) else {
+            return;
+        };
+        let obstacle = small.obstruct();
+        let host = &small.host;
+        host.create(1, &SandboxSpec::default()).err().unwrap();
+        let users = host.users.clone();
+        let homes = small.stop();
+        let next = start(&homes, users.clone(), true);
+        assert_eq!(lock(&next.unfinished).0.uids(), [*users.start()]);
+        assert!(next.homes.aside().unwrap().ids().unwrap().is_empty());
+        // This start removes it no more, but its maintenance does.
+        next.take_over().unwrap();
+        let is_left = |_| {
+            thread::sleep(Duration::from_millis(1));
+            next.table().count_stuck() == 1
+        };
+        assert!((0..30_000).any(is_left));
+        let (home, record) = (obstacle.home.clone(), obstacle.record.clone());
+        assert!(home.exists() && record.exists());
+        drop(obstacle);
+        next.retry_removals(Instant::now() + BACKGROUND_LIMIT);
+        assert!(!home.exists() && !record.exists());
+        assert_eq!(wait_for_place(&next), *users.start());
+        let _ = std::fs::remove_dir_all(&homes);
     }
 
     /// Removing the home of one may take longer than the deletion of all.

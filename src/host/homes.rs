@@ -12,7 +12,7 @@ use std::time::Instant;
 use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag, open, openat, renameat};
-use nix::sys::stat::{Mode, fstat, fstatat, mkdirat};
+use nix::sys::stat::{FchmodatFlags, Mode, fchmodat, fstat, fstatat, mkdirat};
 
 use super::claims::{LOCK_LIMIT, LOCK_PAUSE};
 use super::ids::is_id;
@@ -24,6 +24,10 @@ use crate::sys::{ActingAs, User};
 
 /// Where homes and records are put that belong to no sandbox. The name is no id.
 const ASIDE: &str = ".aside";
+
+/// A home that is made at the start and removed at once. The name is no id: what a server leaves of it that is killed then
+/// is nobody's home, and the next one removes it.
+const TRIAL: &str = ".trial";
 
 /// How directories are opened whose names others cannot choose, or may have made a link of.
 const HOME: OFlag = OFlag::O_RDONLY
@@ -106,6 +110,39 @@ impl Homes {
     /// As [`files::make_home`].
     pub(super) fn make(&self, name: &str, owner: User) -> Result<OwnedFd> {
         files::make_home(&self.directory, name.as_bytes(), owner)
+    }
+
+    /// Makes a home and removes it.
+    ///
+    /// # Errors
+    /// As [`files::make_home`] and [`files::remove_home`].
+    pub(super) fn make_trial(&self, owner: User) -> Result<()> {
+        let mut made = self.make(TRIAL, owner);
+        if matches!(&made, Err(error) if error.kind() == Kind::Exists) {
+            self.remove(TRIAL, None)?;
+            made = self.make(TRIAL, owner);
+        }
+        drop(made?);
+        self.remove(TRIAL, None).map(drop)
+    }
+
+    /// Makes a home for the root of a sandbox that is tried out.
+    ///
+    /// # Errors
+    /// As [`Homes::make_trial`].
+    pub(super) fn make_trial_root(&self, owner: User) -> Result<OwnedFd> {
+        self.remove(TRIAL, None)?;
+        let home = self.make(TRIAL, owner)?;
+        make_directories(&home).map_err(|errno| Error::system("cannot make a root", errno))?;
+        Ok(home)
+    }
+
+    /// Removes what was tried out.
+    ///
+    /// # Errors
+    /// As [`files::remove_home`].
+    pub(super) fn remove_trial(&self) -> Result<bool> {
+        self.remove(TRIAL, None)
     }
 
     /// Removes a home; false if something is left at the `deadline`.
@@ -218,6 +255,22 @@ impl Homes {
             directory: self.private_directory(ASIDE)?,
         })
     }
+}
+
+/// Makes the directories of a root's own files in a home.
+///
+/// # Errors
+/// That of mkdir(2) or chmod(2).
+pub(super) fn make_directories(home: &OwnedFd) -> nix::Result<()> {
+    for (name, mode) in [("up", 0o755), ("work", 0o700)] {
+        let mode = Mode::from_bits_truncate(mode);
+        match mkdirat(home, name, mode) {
+            Ok(()) => fchmodat(home, name, mode, FchmodatFlags::NoFollowSymlink)?,
+            Err(Errno::EEXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
 }
 
 /// The directory of what belongs to no sandbox.

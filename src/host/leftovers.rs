@@ -110,6 +110,41 @@ pub(super) fn end(
     report("have ended processes that nobody has reaped", unreaped);
 }
 
+/// Waits until no process of an earlier server's private roots is left. The first processes of their namespaces ended with
+/// that server, and the kernel kills what is inside; until that is done the files are not to be shown to others.
+pub(super) fn wait_for_roots(users: &RangeInclusive<u32>) {
+    let begun = Instant::now();
+    let is_of_root = |pid: &Pid| {
+        let user = proc::real_user(*pid);
+        user.is_some_and(|user| {
+            users.contains(&user)
+                && !sys::user_has_processes(User {
+                    uid: user,
+                    gid: user,
+                })
+        }) && proc::is_living(*pid)
+    };
+    while begun.elapsed() < LIMIT {
+        let left: Vec<Pid> = proc::processes().filter(is_of_root).collect();
+        if left.is_empty() {
+            return;
+        }
+        for pid in left {
+            let process = sys::pidfd_open(pid);
+            if let Ok(process) = process
+                && is_of_root(&pid)
+                && Mark::is_of_sandbox(pid) == Some(true)
+            {
+                let _ = sys::pidfd_signal(process.as_fd(), libc::SIGKILL);
+            }
+        }
+        thread::sleep(PAUSE);
+    }
+    logging::info(format_args!(
+        "processes with ids of SBX_ID_BLOCKS do not end; they may still change files of sandboxes"
+    ));
+}
+
 /// Ends what keeps a killed host from ending: one of its threads is in a call on a pipe that a process of a sandbox holds
 /// up, and until that ends the kernel keeps its port and its lock. Kills the processes of sandboxes of the uids that are
 /// both among `users` and among those that the host has locked. False if it was not killed.

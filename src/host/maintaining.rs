@@ -22,6 +22,9 @@ const ROUND: Duration = Duration::from_secs(1);
 /// Maintenance rounds between two retries of stuck deletions.
 const STUCK_ROUNDS: u64 = 10;
 
+/// Most time in one of them for homes without a sandbox, of which seldom more than a few directories are left.
+const REMOVAL_LIMIT: Duration = Duration::from_secs(1);
+
 /// Maintenance rounds in which what an earlier server has left may still appear.
 const LEFTOVER_ROUNDS: u64 = 10;
 
@@ -49,6 +52,9 @@ impl Host {
             }
             drop(table);
             fault::point("maintenance");
+            if round % STUCK_ROUNDS == 0 {
+                let _ = contain(|| self.retry_removals(Instant::now() + REMOVAL_LIMIT));
+            }
             for (_, ledger) in late {
                 ledger.connections.shut_down(true);
             }

@@ -7,21 +7,27 @@ use std::sync::{Arc, OnceLock};
 use nix::errno::Errno;
 
 use super::changing::starters;
+use super::homes::make_directories;
 use super::life::Life;
 use super::records::RecordFile;
+use super::roots::no_ids;
 use super::sandbox::{IsEnding, Lasting};
 use super::standing::Pausing;
 use super::table::{Reservation, SandboxTable};
+use super::unfinished::{Removal, is_removed};
 use super::{Host, Sandbox, Shortage};
 use crate::clock::now_ms;
-use crate::confine::{FileIdentity, Grants, Home, SandboxSettings};
+use crate::confine::{
+    DeviceRequest, Devices, FileIdentity, FileView, Grants, Home, SandboxSettings,
+};
 use crate::egress::Exits;
 use crate::error::{Error, Kind, Result};
 use crate::files::Root;
 use crate::ports::{Ports, TcpPortsInside};
+use crate::spec::account::Account;
 use crate::spec::isolation::{Isolation, TEMPORARY};
-use crate::spec::network::NetworkPolicy;
-use crate::spec::sandbox::{Phase, ResourceLimits, SandboxSpec, Settings};
+use crate::spec::network::{Filter, NetworkPolicy, Rule, Rules};
+use crate::spec::sandbox::{Phase, ResourceLimits, RootChoice, RootSpec, SandboxSpec, Settings};
 use crate::threads::lock::Mutex;
 use crate::workspace::Workspace;
 use crate::{fault, logging, sys};
@@ -31,14 +37,18 @@ impl Host {
     ///
     /// # Errors
     /// `Unavailable` if the machine cannot enforce what is asked for. `System`, `NoSpace`, `ShuttingDown`; nothing is
-    /// left of any of them.
+    /// left of any of them, or is removed later and keeps its place until then.
     pub fn create(
         &self,
         count: usize,
         spec: &SandboxSpec,
     ) -> Result<(Vec<Arc<Sandbox>>, Option<Shortage>)> {
-        let network = self.network_of(spec);
-        let isolation = self.isolation_of(spec);
+        let root = self.root_of(spec)?;
+        let isolation = match &root {
+            Some(_) => Isolation::Namespaces,
+            None => self.isolation_of(spec),
+        };
+        let network = &self.network_of(spec, root.is_some());
         self.policy.check_isolation(isolation)?;
         self.policy.check_network(isolation, network)?;
         let has_network = isolation.owns_network(network);
@@ -51,9 +61,11 @@ impl Host {
         }
         let limits = spec.settings.limits;
         self.limiter.check(limits.whole)?;
-        let grants = self.grants(spec, None)?;
+        let view = FileView::new(isolation, root.is_some());
+        let grants = self.grants(spec, view, None)?;
         let spec = Arc::new(SandboxSpec {
             isolation: Some(isolation),
+            root: root.clone(),
             network: Some(network.clone()),
             settings: Settings {
                 limits: ResourceLimits {
@@ -66,7 +78,14 @@ impl Host {
             read_write_paths: grants.paths.read_write.clone(),
             ..spec.clone()
         });
-        let (reservations, shortage) = self.table().reserve(count)?;
+        let has_ids = |user| root.is_none() || self.roots.has_block(user);
+        let (reservations, shortage) = self.table().reserve(count, has_ids)?;
+        if root.is_some()
+            && reservations.is_empty()
+            && matches!(shortage, Some(Shortage::Uids { .. }))
+        {
+            return Err(no_ids());
+        }
         let reserve = |own: Reservation| Reserve {
             file: RecordFile::new(&own.id),
             own,
@@ -138,19 +157,83 @@ impl Host {
         })
     }
 
-    /// What commands of a new sandbox reach.
-    fn network_of<'a>(&'a self, spec: &'a SandboxSpec) -> &'a NetworkPolicy {
-        spec.network.as_ref().unwrap_or(&self.default_network)
+    /// What commands of a new sandbox reach. One with a root of its own has the machine's network only if that is asked for:
+    /// else an open one is reached by TCP through the server, without a program's doing.
+    fn network_of(&self, spec: &SandboxSpec, has_root: bool) -> NetworkPolicy {
+        let chosen = spec.network.as_ref().unwrap_or(&self.default_network);
+        match chosen {
+            NetworkPolicy::Open if has_root && !spec.shares_network => {
+                let rules = Rules {
+                    allow: None,
+                    deny: Rule::loopback(),
+                };
+                let mut all = Filter::new(rules, None);
+                all.is_transparent = true;
+                NetworkPolicy::Filtered(Arc::new(all))
+            }
+            chosen => chosen.clone(),
+        }
     }
 
-    /// Opens the paths of the machine that a sandbox reaches. `known` is what they led to when it was made.
+    /// The root of a new sandbox; `None` for the machine's.
+    ///
+    /// # Errors
+    /// `Unavailable`, with the reason; `Invalid` if it does not go with what else is asked for.
+    fn root_of(&self, spec: &SandboxSpec) -> Result<Option<RootSpec>> {
+        let (template, user, is_volatile) = match &spec.root_choice {
+            RootChoice::Private {
+                template,
+                user,
+                is_volatile,
+                ..
+            } => (template.as_deref(), user.clone(), *is_volatile),
+            RootChoice::Default if self.has_roots_by_default && spec.isolation.is_none() => {
+                (None, None, false)
+            }
+            RootChoice::Default | RootChoice::Shared => return Ok(None),
+        };
+        if spec.isolation == Some(Isolation::Landlock) {
+            let text = "isolation landlock does not go with root private, which has namespaces";
+            return Err(Error::invalid(text));
+        }
+        if !spec.read_only_paths.is_empty() || !spec.read_write_paths.is_empty() {
+            let text = "read_only_paths and read_write_paths do not go with root private, which sees no path of the machine";
+            return Err(Error::invalid(text));
+        }
+        let template = self.roots.choose(template)?;
+        Ok(Some(RootSpec {
+            template,
+            user,
+            is_volatile,
+        }))
+    }
+
+    /// Opens the paths and the devices of the machine that a sandbox reaches. `known` is what the paths led to when it was
+    /// made. Devices are what their files say now.
     pub(super) fn grants(
         &self,
         spec: &SandboxSpec,
+        view: FileView,
         known: Option<&[FileIdentity]>,
     ) -> Result<Grants> {
         let (read, write) = (&spec.read_only_paths, &spec.read_write_paths);
-        Grants::open(read, write, &self.private, &self.users, known)
+        let mut grants = Grants::open(read, write, &self.private, &self.users, known)?;
+        let devices = Devices::open(&DeviceRequest {
+            names: &spec.devices,
+            directories: &self.cdi,
+            private: &self.private,
+            users: &self.users,
+            granted: &grants.paths,
+            view,
+        });
+        grants.devices = devices.map_err(|error| match error.kind() {
+            Kind::Invalid if known.is_some() => {
+                let text = format_args!("the sandbox cannot start without its devices: {error}");
+                Error::new(Kind::Changed, text)
+            }
+            _ => error,
+        })?;
+        Ok(grants)
     }
 
     /// What surrounds a new sandbox.
@@ -166,7 +249,7 @@ impl Host {
         grants: &Grants,
     ) -> Result<Arc<Sandbox>> {
         let Reservation { id, number, user } = &reservation.own;
-        let network = self.network_of(spec);
+        let network = spec.network.as_ref().unwrap_or(&NetworkPolicy::Open);
         let ports = if self.isolation_of(spec).owns_network(network) {
             self.tcp_ports.of_own_network(spec.tcp_ports)
         } else {
@@ -185,6 +268,7 @@ impl Host {
             turn: Mutex::default(),
             token: OnceLock::new(),
             ports,
+            root: OnceLock::new(),
             ledger: self.budget.ledger(),
             current: Mutex::new(phase),
             file: Arc::clone(&reservation.file),
@@ -199,6 +283,22 @@ impl Host {
                        delete some, or raise the limit on open files";
             return Err(Error::system(act, Errno::EMFILE));
         }
+        if let Some(root) = &spec.root {
+            make_directories(&home)
+                .map_err(|errno| Error::system("cannot make the root of a sandbox", errno))?;
+            fault::point("root directories");
+            let root = self.roots.make(root, *user, &home)?;
+            let makes_user = matches!(
+                spec.root_choice,
+                RootChoice::Private {
+                    makes_user: true,
+                    ..
+                }
+            );
+            root.furnish(makes_user)?;
+            fault::point("root");
+            let _ = lasting.root.set(root);
+        }
         self.assemble(lasting, phase, home, None, grants)
     }
 
@@ -211,17 +311,19 @@ impl Host {
         former: Option<&Sandbox>,
         grants: &Grants,
     ) -> Result<Arc<Sandbox>> {
-        let (spec, user) = (&*lasting.spec, lasting.user);
+        let (spec, user) = (Arc::clone(&lasting.spec), lasting.user);
         let is_at_rest = phase.stopped.is_some();
         let isolation = lasting.isolation();
-        let mut paths = Home::same(&lasting.home);
-        if let (Some(shown), Isolation::Namespaces) = (&spec.shown_home, isolation) {
-            paths.in_sandbox.clone_from(shown);
-        }
+        let own_root = lasting.root.get().cloned();
+        let account = own_root.as_ref().map(|root| root.usual_account());
         let wanted = lasting.resource_limits();
         let max_processes = lasting.max_processes();
         let ledger = Arc::clone(&lasting.ledger);
-        let exits = Exits::new(Arc::clone(&self.egress), Arc::clone(&ledger), Some(user));
+        let (egress, own) = (Arc::clone(&self.egress), Arc::clone(&ledger));
+        let exits = match &own_root {
+            Some(root) => Exits::of_users(egress, own, root.root()),
+            None => Exits::new(egress, own, Some(user)),
+        };
         let limits = if is_at_rest {
             self.limiter.at_rest(wanted.whole)
         } else {
@@ -236,7 +338,7 @@ impl Host {
         let confinement = self.policy.confine(SandboxSettings {
             id: &lasting.id,
             user,
-            home: paths,
+            home: paths(&lasting, account.as_ref()),
             home_directory: home.as_fd(),
             environment: &spec.environment,
             max_processes,
@@ -248,6 +350,7 @@ impl Host {
             tcp_ports: lasting.ports.ports(),
             whole: &limits,
             is_at_rest,
+            root: own_root.clone(),
         })?;
         fault::point("sandbox");
         let home = Arc::new(home);
@@ -257,7 +360,10 @@ impl Host {
             None if is_at_rest => TcpPortsInside::Given(Vec::new()),
             None => TcpPortsInside::Given(lasting.ports.ports().to_vec()),
         };
-        let ports = Ports::home(Arc::clone(&home), user, tcp);
+        let ports = match &own_root {
+            Some(root) => Ports::root(Arc::clone(root.tree()), user, tcp),
+            None => Ports::home(Arc::clone(&home), user, tcp),
+        };
         // Before any command can change what is there.
         let in_memory = namespaces.as_ref().map(|inside| inside.open_disks());
         let in_memory = in_memory.transpose().map_err(|errno| {
@@ -275,7 +381,13 @@ impl Host {
             let former = &former.workspace;
             former.renewed(confinement, ports, shared, contexts, first)
         } else {
-            let root = Root::home(home, user);
+            let root = match (own_root, account) {
+                (Some(root), Some(Account { uid, gid, home, .. })) => {
+                    let owner = root.outside(uid, gid);
+                    Root::private(Arc::clone(root.tree()), owner, uid == 0, &home)
+                }
+                _ => Root::home(home, user),
+            };
             Workspace::new(root, confinement, ports, shared, ledger, contexts)
         };
         workspace.begin_run(temporary, &in_memory);
@@ -297,6 +409,19 @@ impl Host {
     }
 }
 
+/// The paths of a home: in a root of the sandbox's own that of its usual account.
+fn paths(lasting: &Lasting, account: Option<&Account>) -> Home {
+    let mut paths = Home::same(&lasting.home);
+    match (account, &lasting.spec.shown_home) {
+        (Some(account), _) => paths.in_sandbox = (&account.home).into(),
+        (None, Some(shown)) if lasting.isolation() == Isolation::Namespaces => {
+            paths.in_sandbox.clone_from(shown);
+        }
+        (None, _) => {}
+    }
+    paths
+}
+
 /// The error of a home that cannot be made. On a disk that takes no more, why it does not is no concern of the client's.
 fn unmade(error: Error) -> Error {
     match error.kind() {
@@ -311,7 +436,8 @@ struct Reserve {
     file: Arc<RecordFile>,
 }
 
-/// What is reserved for sandboxes that are being made. Nothing is left of those that are not done when this is dropped.
+/// What is reserved for sandboxes that are being made. Those that are not done when this is dropped are removed; what
+/// cannot be removed now, for want of a descriptor perhaps, is [removed later](Host::retry_removals).
 struct Reserved<'a> {
     host: &'a Host,
     reservations: Vec<Reserve>,
@@ -321,14 +447,22 @@ impl Drop for Reserved<'_> {
     fn drop(&mut self) {
         for Reserve { own, file } in self.reservations.drain(..) {
             let records = self.host.records.as_deref();
-            let begun = records.map(|records| records.begin_deletion(&file));
-            let is_clean = self.host.homes.remove(&own.id, None).is_ok();
-            if let (Some(records), Some(Ok(()))) = (records, begun) {
+            // From here on the record says what a later server does with what is left. There may be none yet.
+            let _ = records.map(|records| records.begin_deletion(&file));
+            let is_gone = is_removed(&own.id, self.host.homes.remove(&own.id, None));
+            if let Some(records) = records.filter(|_| is_gone) {
                 records.end_deletion(&file);
             }
             let mut table = self.host.table();
             table.reserved -= 1;
-            table.give_back(own.user, is_clean);
+            if is_gone {
+                table.give_back(own.user);
+            } else {
+                table.put_off(Removal {
+                    id: own.id,
+                    uid: Some(own.user.uid),
+                });
+            }
             drop(table);
             self.host.changed.notify_all();
         }

@@ -7,7 +7,7 @@
 //! This file has the state of a host, and what can be asked of it. [`making`], [`phases`], [`pausing`], [`changing`], [`maintaining`] and
 //! [`ending`] are the life of a sandbox. Their parts have files of their own: [`standing`] says what
 //! stands still, [`table`] counts, [`users`] assigns uids, [`claims`]
-//! keeps other hosts off them, [`leftovers`] ends what an earlier server left, [`ids`] makes ids, [`homes`] directories, [`records`]
+//! keeps other hosts off them, [`leftovers`] ends what an earlier server left, [`ids`] makes ids, [`homes`] directories, [`roots`] puts roots together, [`records`]
 //! writes down what lasts, [`signals`] kills, [`watchdog`] looks at the memory of sandboxes.
 
 mod changing;
@@ -22,6 +22,7 @@ mod making;
 mod pausing;
 mod phases;
 mod records;
+mod roots;
 mod ruling;
 mod sandbox;
 mod signals;
@@ -61,6 +62,7 @@ use ids::Ids;
 pub use life::{By, LimitsChange, RulesChange, SettingsChange, Waker};
 use records::Records;
 use records::adoption::{Adoption, adopt};
+use roots::Roots;
 use ruling::Bounds;
 pub use sandbox::Sandbox;
 use signals::Signaller;
@@ -86,6 +88,10 @@ pub struct Host {
     contexts: ContextsSettings,
     budget: Arc<Budget>,
     homes: Homes,
+    /// What sandboxes with a root of their own are made of.
+    roots: Roots,
+    /// Whether sandboxes that choose nothing have one.
+    has_roots_by_default: bool,
     /// What is written down of sandboxes; `None` if they end with the server.
     records: Option<Arc<Records>>,
     /// What an earlier server has left, until it is taken over; guards the value alone.
@@ -116,6 +122,8 @@ pub struct Host {
     is_watching: AtomicBool,
     /// Paths that no sandbox is given.
     private: Vec<PathBuf>,
+    /// Directories with the files that name devices.
+    cdi: Vec<PathBuf>,
 }
 
 /// Ends what keeps a killed host from ending that has had some of the same uids, and so keeps its port. False if there is
@@ -174,12 +182,14 @@ impl Host {
                 Error::new(Kind::System, text)
             })?;
         homes.check_reachable(first)?;
+        let roots = Roots::open(settings, &accounts, &claims, &homes, &policy)?;
         let signaller = Signaller::new(&settings.users, &claims)?;
         let records = settings.keep.then(|| Records::open(&homes)).transpose()?;
         let adoption = match &records {
             Some(records) => adopt(
                 &homes,
                 records,
+                &roots,
                 &settings.users,
                 &accounts,
                 settings.max_aside,
@@ -190,10 +200,9 @@ impl Host {
         leftovers::end(&settings.users, &accounts, &known, &signaller);
         let unfinished = Unfinished::at_start(&homes, records.as_ref(), &adoption.removals);
         let ids = Ids::new()?;
-        // A missing right shows at start. Sandboxes are counted from 1.
-        let unused = ids.of(0);
-        match homes.make(&unused, first) {
-            Ok(_) => drop(homes.remove(&unused, None)?),
+        // A missing right shows at start.
+        match homes.make_trial(first) {
+            Ok(()) => {}
             // What is there is kept, and can be deleted.
             Err(error) if error.kind() == Kind::NoSpace => {
                 logging::info(format_args!("no sandbox can be made: {error}"));
@@ -209,6 +218,10 @@ impl Host {
         let made = numbers.max().unwrap_or(0);
         let table = SandboxTable::new(settings.capacity, users, ids, made);
         let host = Arc::new(Self {
+            has_roots_by_default: settings.isolation == DefaultIsolation::Strongest
+                && roots.default().is_some()
+                && roots.check().is_ok(),
+            roots,
             policy,
             shared,
             contexts,
@@ -239,6 +252,7 @@ impl Host {
                 .chain(&settings.token_file)
                 .cloned()
                 .collect(),
+            cdi: settings.cdi.clone(),
         });
         Ok(host)
     }
@@ -281,6 +295,21 @@ impl Host {
     /// The names of the kinds of isolation that sandboxes can have here.
     pub fn isolations(&self) -> Vec<&'static str> {
         self.policy.isolations()
+    }
+
+    /// The names of what roots of sandboxes can be made of.
+    pub fn templates(&self) -> Vec<&str> {
+        self.roots.names()
+    }
+
+    /// The template of roots of sandboxes that choose nothing; `None` if they have none of their own.
+    pub fn default_template(&self) -> Option<&str> {
+        self.roots.default().filter(|_| self.roots.check().is_ok())
+    }
+
+    /// Why sandboxes cannot have roots of their own here; `None` if they can.
+    pub fn lack_of_roots(&self) -> Option<String> {
+        self.roots.check().err().map(|error| error.to_string())
     }
 
     /// The names of the network policies that sandboxes can have here.

@@ -110,7 +110,7 @@ impl Host {
         };
         let deadline = Instant::now() + KEEPING_LIMIT;
         let is_other = |uid| is_other(self, sandbox, uid);
-        let signal_all = |signal| self.signaller.signal(sandbox.user, signal);
+        let signal_all = |signal| self.signaller.signal_sandbox(sandbox, signal);
         let mut standstill = lock(&standstill);
         let kept = standstill.keep(is_other, signal_all, deadline);
         let what = match kept {
@@ -171,7 +171,7 @@ impl Beginning<'_> {
         host.check_not_called_off(&sandbox.id)?;
         match &mut self.still {
             Some(Still::Stopped(standstill)) => {
-                let stop_all = || host.signaller.signal(sandbox.user, libc::SIGSTOP);
+                let stop_all = || host.signaller.signal_sandbox(sandbox, libc::SIGSTOP);
                 let mut standstill = lock(standstill);
                 Ok(standstill.stop(|uid| is_other(host, sandbox, uid), stop_all, deadline))
             }

@@ -3,7 +3,8 @@
 //! A change takes the id for itself, a pause and its end too; requests for that sandbox wait for its end. The new phase is made first and then takes
 //! the place of the one before, so that a start which fails leaves the sandbox as it was.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::life::{By, Left, Life, Waker};
@@ -13,11 +14,11 @@ use super::standing::SandboxState;
 use super::table::SandboxTable;
 use super::{Host, Sandbox, changing, log_of, unknown};
 use crate::clock::now_ms;
-use crate::confine::Grants;
+use crate::confine::{FileView, Grants};
 use crate::error::{Error, Kind, Result};
 use crate::process::Reason;
 use crate::spec::sandbox::{Phase, StopCause};
-use crate::sys::{self, User};
+use crate::sys::{self, User, proc};
 use crate::threads::lock::{Mutex, MutexGuard, lock};
 use crate::workspace::{Lease, Needs};
 use crate::{fault, logging};
@@ -28,12 +29,25 @@ const CHANGE_LIMIT: Duration = Duration::from_secs(30);
 /// How long to wait until the processes of a sandbox are gone.
 const STOPPING_LIMIT: Duration = Duration::from_secs(20);
 
+/// How long to wait for what a killed server has left of a root, and the pause between two looks.
+const ROOT_LIMIT: Duration = Duration::from_secs(2);
+const ROOT_PAUSE: Duration = Duration::from_millis(2);
+
 /// Takes the id of a sandbox for a change, until it is dropped.
 pub(super) struct Change<'a> {
     host: &'a Host,
     pub(super) sandbox: Arc<Sandbox>,
     /// The sandbox is not evicted for idleness meanwhile. A change is no work, so what a rule wants stays due.
     _lease: Lease,
+}
+
+/// Waits until no process has the ids of a root any more: two overlays must not write to its files. The first process of
+/// those that a killed server has left ends all as soon as it notices.
+fn await_end_of_ids(uid: u32) {
+    let deadline = Instant::now() + ROOT_LIMIT;
+    while proc::user_has_living(uid) == Some(true) && Instant::now() < deadline {
+        thread::sleep(ROOT_PAUSE);
+    }
 }
 
 impl Drop for Change<'_> {
@@ -138,7 +152,7 @@ impl Host {
     ///
     /// # Errors
     /// `NotFound`, even if it is deleted meanwhile; `Forbidden`, `Paused` and `Stopped` if this one may not;
-    /// `ShuttingDown`; `NoSpace` if its record cannot be written; `Changed` if a path that it was given leads to something else;
+    /// `ShuttingDown`; `NoSpace` if its record cannot be written; `Changed` if a path that it was given leads to something else, or a device is gone;
     /// those of making a sandbox.
     pub fn resume(&self, id: &str, waker: Waker) -> Result<(Arc<Sandbox>, bool)> {
         let is_due = |sandbox: &Sandbox| {
@@ -237,7 +251,18 @@ impl Host {
         let mut adopted = Vec::with_capacity(records.len());
         for (record, file) in records {
             let had_stopped = record.phase.stopped.is_some();
-            let sandbox = self.adopt_one(record, file, cause)?;
+            let (id, has_root) = (record.id.clone(), record.spec.root.is_some());
+            let sandbox = match self.adopt_one(record, file, cause) {
+                // A disk that is full is enough for that, and what one tenant has done must not keep the others from
+                // being served. Its uid stays taken.
+                Err(error) if has_root => {
+                    logging::info(format_args!(
+                        "sandbox {id} is left to the next start of the server: {error}"
+                    ));
+                    continue;
+                }
+                adopted => adopted?,
+            };
             // What cannot be written is found the same way by the next server.
             if !had_stopped {
                 self.write_down_if_possible(&sandbox);
@@ -287,18 +312,23 @@ impl Host {
                 is_held: record.is_held,
             }),
             turn: Mutex::default(),
-            token: std::sync::OnceLock::new(),
+            token: OnceLock::new(),
             ports: if has_network {
                 self.tcp_ports.of_own_network(spec.tcp_ports)
             } else {
                 self.tcp_ports.take_again(&record.tcp_ports)
             },
+            root: OnceLock::new(),
             ledger: self.budget.ledger(),
             current: Mutex::new(phase),
             file,
             spec,
             given: record.given,
         });
+        if let Some(root) = &lasting.spec.root {
+            await_end_of_ids(uid);
+            let _ = lasting.root.set(self.roots.make(root, user, &home)?);
+        }
         let grants = paths_at_rest(&lasting);
         self.assemble(lasting, phase, home, None, &grants)
     }
@@ -407,7 +437,8 @@ impl Host {
             self.policy.check_isolation(isolation)?;
             self.policy.check_network(isolation, network)?;
             self.limiter.check(lasting.resource_limits().whole)?;
-            self.grants(&lasting.spec, Some(&lasting.given))?
+            let view = FileView::new(isolation, lasting.spec.root.is_some());
+            self.grants(&lasting.spec, view, Some(&lasting.given))?
         };
         self.assemble(lasting, phase, home, Some(sandbox), &grants)
     }

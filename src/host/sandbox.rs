@@ -5,10 +5,13 @@
 //! it stops or starts. So nothing of one run can meet the processes of another.
 
 use std::ops::Deref;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::Mode;
 
 use super::life::{By, Expiry, Left, Life, SettingsChange, Waker};
 use super::records::{Record, RecordFile};
@@ -16,16 +19,19 @@ use super::standing::{Pausing, SandboxState};
 use super::stopped;
 use super::tcp_ports::PortLease;
 use crate::confine::{
-    FileIdentity, GrantedPaths, IN_MEMORY, Limits, MemoryDisk, Namespaces, Policy,
+    FileIdentity, GrantedPaths, IN_MEMORY, Limits, MemoryDisk, Namespaces, Policy, PrivateRoot,
 };
 use crate::error::{Error, Kind, Result};
+use crate::files::Root;
 use crate::limits::ledger::Ledger;
 use crate::logging;
 use crate::process::Reason;
 use crate::spec::isolation::Isolation;
 use crate::spec::network::NetworkPolicy;
-use crate::spec::sandbox::{LifeRules, Phase, ResourceLimits, SandboxSpec, Settings, StopCause};
-use crate::sys::User;
+use crate::spec::sandbox::{
+    LifeRules, Phase, ResourceLimits, RootSpec, SandboxSpec, Settings, StopCause,
+};
+use crate::sys::{self, User};
 use crate::threads::lock::{Mutex, lock};
 use crate::workspace::Workspace;
 
@@ -64,6 +70,8 @@ pub struct Lasting {
     /// Its token, once somebody has asked whose a token is.
     pub(super) token: OnceLock<String>,
     pub(super) ports: PortLease,
+    /// The root that it has of its own; set before anybody sees the sandbox.
+    pub(super) root: OnceLock<Arc<PrivateRoot>>,
     /// What is held for its clients and its processes.
     pub(super) ledger: Arc<Ledger>,
     /// Where it is written down.
@@ -314,8 +322,25 @@ impl Sandbox {
         self.ports.ports()
     }
 
+    /// Its root, if that is its own: what it is made of, the user of its commands and the first of its ids.
+    pub fn own_root(&self) -> Option<(&RootSpec, &str, u32)> {
+        let (spec, root) = (self.spec.root.as_ref()?, self.root.get()?);
+        Some((spec, root.user(), root.root().uid))
+    }
+
+    /// The home as clients know it: inside of a root of its own, else on the machine.
+    pub fn shown_home(&self) -> &Path {
+        match self.root.get() {
+            Some(_) => &self.workspace.home().in_sandbox,
+            None => &self.lasting.home,
+        }
+    }
+
     /// The paths that its commands can read, and not change.
     pub fn read_only_paths(&self) -> Vec<String> {
+        if self.root.get().is_some() {
+            return Vec::new();
+        }
         let system = self.policy.paths(false).map(str::to_owned);
         system
             .chain(self.granted.read_only.iter().cloned())
@@ -324,6 +349,9 @@ impl Sandbox {
 
     /// The paths that its commands can change, the home first.
     pub fn read_write_paths(&self) -> Vec<String> {
+        if self.root.get().is_some() {
+            return vec!["/".to_owned()];
+        }
         let home = self.home.to_string_lossy().into_owned();
         let devices = self.policy.paths(true).map(str::to_owned);
         let granted = self.granted.read_write.iter().cloned();
@@ -354,6 +382,20 @@ impl Sandbox {
         self.namespaces.is_some()
     }
 
+    /// Its namespaces, if its processes have many users, which are in a root of their own.
+    pub(super) fn namespaces_of_many(&self) -> Option<&Arc<Namespaces>> {
+        let namespaces = self.namespaces.as_ref();
+        namespaces.filter(|_| self.root.get().is_some())
+    }
+
+    /// Whether there is a process of it, whoever its user is.
+    pub(super) fn has_processes(&self) -> bool {
+        match self.namespaces_of_many() {
+            Some(namespaces) => namespaces.signal_all(0).is_ok(),
+            None => sys::user_has_processes(self.user),
+        }
+    }
+
     /// The file systems in memory that it has of its own.
     pub(super) fn disks(&self) -> Vec<MemoryDisk> {
         let namespaces = self.namespaces.iter();
@@ -378,6 +420,13 @@ impl Sandbox {
 
     /// What programs find missing: writing to `/tmp`, shared memory, TCP ports of their choice.
     pub fn restrictions(&self) -> Vec<&'static str> {
+        if self.root.get().is_some() {
+            return match self.network() {
+                NetworkPolicy::Filtered(_) => vec!["udp", "icmp"],
+                NetworkPolicy::Open => vec!["tcp_bind"],
+                NetworkPolicy::Blocked => Vec::new(),
+            };
+        }
         let abi = self.policy.landlock_abi();
         let mut writable = self.granted.read_write.iter();
         let has_tmp = writable.any(|path| path == "/tmp");
@@ -397,6 +446,19 @@ impl Sandbox {
     /// # Errors
     /// The home cannot be read.
     pub fn disk_bytes(&self) -> Result<Option<u64>> {
+        if self.root.get().is_some() {
+            // What differs from its template.
+            return own_files(&self.lasting.home)?.files()?.disk_bytes();
+        }
         self.workspace.files()?.disk_bytes()
     }
+}
+
+/// The files of a root that differ from its template.
+fn own_files(home: &Path) -> Result<Root> {
+    let act = "cannot look at the files of a sandbox";
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let upper = open(&home.join("up"), flags, Mode::empty());
+    let upper = upper.map_err(|errno| Error::system(act, errno))?;
+    Ok(Root::home(upper, User { uid: 0, gid: 0 }))
 }

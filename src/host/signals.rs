@@ -114,7 +114,7 @@ impl Signaller {
                     if !sandbox.end_namespaces(reason) || begun.elapsed() >= ALONE_FOR {
                         sandbox.workspace.processes.expect_kill(reason);
                         sandbox.limits.kill_all();
-                        self.signal(sandbox.user, libc::SIGKILL);
+                        self.signal_sandbox(sandbox, libc::SIGKILL);
                     }
                 }
                 next_kill = now + KILL_AGAIN_AFTER;
@@ -140,6 +140,15 @@ impl Signaller {
         }
         for sandbox in left {
             done(sandbox, false);
+        }
+    }
+
+    /// Signals all processes of a sandbox at once.
+    pub(super) fn signal_sandbox(&self, sandbox: &Sandbox, signal: i32) {
+        match sandbox.namespaces_of_many() {
+            // There may be none.
+            Some(namespaces) => drop(namespaces.signal_all(signal)),
+            None => self.signal(sandbox.user, signal),
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! One lock guards the table. It is never held while a sandbox is made or removed: slot, user and id are
 //! reserved before and given back after. A sandbox that could not be deleted completely is no longer
-//! listed, but keeps its slot and its user.
+//! listed, but keeps its slot and its user. So does a home of one that was never listed.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::ids::Ids;
 use super::sandbox::Sandbox;
+use super::unfinished::Removal;
 use super::users::Users;
 use crate::error::{Error, Kind, Result};
 use crate::limits::ledger::Ledger;
@@ -44,6 +45,8 @@ pub(super) struct SandboxTable {
     pub(super) retried: HashMap<String, Arc<Sandbox>>,
     /// Deleted sandboxes of which something is left. They are not listed, but keep their slot and user.
     pub(super) stuck: HashMap<String, Arc<Sandbox>>,
+    /// Homes without a sandbox that could not be removed; retried. Each keeps a slot, and its user.
+    pub(super) unfinished: Vec<Removal>,
     /// Deleted sandboxes to which clients were connected, and when they ended.
     pub(super) parting: Vec<(Instant, Arc<Ledger>)>,
     /// Ids of deleted sandboxes, the newest last.
@@ -99,6 +102,7 @@ impl SandboxTable {
             ending: HashMap::new(),
             retried: HashMap::new(),
             stuck: HashMap::new(),
+            unfinished: Vec::new(),
             parting: Vec::new(),
             ended: VecDeque::new(),
             users,
@@ -110,11 +114,12 @@ impl SandboxTable {
 
     /// Number of slots in use.
     pub(super) fn occupied(&self) -> usize {
-        self.sandboxes.len()
-            + self.reserved
-            + self.ending.len()
-            + self.retried.len()
-            + self.stuck.len()
+        self.sandboxes.len() + self.reserved + self.ending.len() + self.count_stuck()
+    }
+
+    /// Number of slots that something keeps which could not be removed.
+    pub(super) fn count_stuck(&self) -> usize {
+        self.retried.len() + self.stuck.len() + self.unfinished.len()
     }
 
     /// Whether a sandbox is what is listed under its id, and nobody changes that.
@@ -147,6 +152,12 @@ impl SandboxTable {
     /// Somebody waits no more. Returns whether nobody does.
     pub(super) fn stop_expecting(&mut self, id: &str) -> bool {
         self.expected.remove(id)
+    }
+
+    /// The id of the sandbox that is made next.
+    #[cfg(test)]
+    pub(super) fn next_id(&self) -> String {
+        self.ids.of(self.made + 1)
     }
 
     #[cfg(test)]
@@ -224,14 +235,29 @@ impl SandboxTable {
         }
     }
 
-    /// Takes back a user; sets it aside if it may have files or processes left.
-    pub(super) fn give_back(&mut self, user: User, is_clean: bool) {
-        if is_clean {
-            self.users.free(user);
-        } else {
-            self.users.set_aside(user);
-        }
+    /// Takes back the user of a sandbox of which nothing is left.
+    pub(super) fn give_back(&mut self, user: User) {
+        self.users.free(user);
         self.note_occupation();
+    }
+
+    /// Keeps a slot and a user for a home that cannot be removed now.
+    pub(super) fn put_off(&mut self, removal: Removal) {
+        self.unfinished.push(removal);
+        self.note_occupation();
+    }
+
+    /// Gives back what was kept for a home that is gone.
+    pub(super) fn end_removal(&mut self, id: &str) {
+        let mut all = self.unfinished.iter();
+        // Another thread may have removed it, too.
+        if let Some(index) = all.position(|removal| removal.id == id) {
+            let uid = self.unfinished.swap_remove(index).uid;
+            let is_kept = self.unfinished.iter().any(|other| other.uid == uid);
+            if let Some(uid) = uid.filter(|_| !is_kept) {
+                self.give(uid);
+            }
+        }
     }
 
     /// Gives away a uid from now on that was taken at the start.
@@ -239,11 +265,15 @@ impl SandboxTable {
         self.users.free(User { uid, gid: uid });
     }
 
-    /// Reserves slots, users and ids for as many of `count` sandboxes as there is capacity for, and says why for no more.
+    /// Reserves slots, suitable users and ids for as many of `count` sandboxes as there is capacity for, and says why for no more.
     ///
     /// # Errors
     /// `ShuttingDown`.
-    pub(super) fn reserve(&mut self, count: usize) -> Result<(Vec<Reservation>, Option<Shortage>)> {
+    pub(super) fn reserve(
+        &mut self,
+        count: usize,
+        is_suitable: impl Fn(User) -> bool,
+    ) -> Result<(Vec<Reservation>, Option<Shortage>)> {
         if self.closed {
             let text = "cannot make a sandbox: the server is ending";
             return Err(Error::new(Kind::ShuttingDown, text));
@@ -251,7 +281,9 @@ impl SandboxTable {
         let room = self.capacity.saturating_sub(self.occupied());
         let mut reservations = Vec::new();
         while reservations.len() < count.min(room)
-            && let Some(user) = self.users.take(sys::user_has_processes)
+            && let Some(user) = self
+                .users
+                .take(|user| sys::user_has_processes(user) || !is_suitable(user))
         {
             self.made += 1;
             reservations.push(Reservation {
@@ -268,7 +300,7 @@ impl SandboxTable {
             } else {
                 Shortage::Capacity {
                     capacity: self.capacity,
-                    stuck: self.retried.len() + self.stuck.len(),
+                    stuck: self.count_stuck(),
                 }
             }
         });
@@ -294,7 +326,7 @@ impl SandboxTable {
         let is_retry = self.retried.remove(id).is_some();
         let is_first_report = result.is_ok() && self.note_end(id, is_retry);
         if let Ok(true) = result {
-            self.give_back(sandbox.user, true);
+            self.give_back(sandbox.user);
         } else {
             self.stuck.insert(id.clone(), Arc::clone(sandbox));
             self.note_occupation();
@@ -319,7 +351,7 @@ pub enum Shortage {
     },
     /// No uid is free.
     Uids {
-        /// How many no sandbox has, but processes or files.
+        /// How many no sandbox has, but processes.
         aside: usize,
     },
 }
@@ -349,7 +381,7 @@ impl fmt::Display for Shortage {
             }
             Self::Uids { aside } => write!(
                 formatter,
-                "no uid of SBX_UID_RANGE is free, and {aside} of them are put aside because processes or files have them"
+                "no uid of SBX_UID_RANGE is free, and {aside} of them are put aside because processes have them"
             ),
         }
     }

@@ -18,7 +18,7 @@ use crate::sys::{ActingAs, User};
 pub(super) struct Users {
     fresh: Chain<RangeInclusive<u32>, Range<u32>>,
     freed: VecDeque<u32>,
-    /// Uids that no sandbox has, but that still have processes or files.
+    /// Uids that no sandbox has, but that still have processes.
     aside: Vec<u32>,
     /// Uids that are not fresh: accounts, and those that sandboxes had at the start.
     taken: Vec<u32>,
@@ -70,11 +70,6 @@ impl Users {
     /// Gives back a user that has no process any more.
     pub(super) fn free(&mut self, user: User) {
         self.freed.push_back(user.uid);
-    }
-
-    /// Gives back a user that still has processes or files; it is taken last.
-    pub(super) fn set_aside(&mut self, user: User) {
-        self.aside.push(user.uid);
     }
 }
 
@@ -192,7 +187,5 @@ mod tests {
         assert_eq!(users.take(|user| user.uid == 1), None);
         assert_eq!(users.take(|_| false), Some(user(1)));
         assert_eq!(users.take(|_| false), None);
-        users.set_aside(user(2));
-        assert_eq!(users.take(|_| false), Some(user(2)));
     }
 }

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use super::chunked::{ChunkStep, Decoder};
 use super::parse::{Framing, at_most};
 use super::reader::{ReceiveError, SocketReader};
+use crate::threads::priority::PacedRequest;
 
 /// The most that one splice asks for. No pipe holds more.
 const MAX_SPLICED_BYTES: usize = 1 << 30;
@@ -40,6 +41,7 @@ impl BodyDecoder {
         reader: &mut SocketReader<S>,
         into: &mut [u8],
     ) -> Result<usize, ReceiveError> {
+        PacedRequest::step();
         let most = self.at_most(into.len());
         let result = match self {
             Self::Ended => Ok(0),
@@ -61,6 +63,7 @@ impl BodyDecoder {
         reader: &mut SocketReader<S>,
         pipe: BorrowedFd<'_>,
     ) -> Result<Option<usize>, ReceiveError> {
+        PacedRequest::step();
         if !matches!(self, Self::Length(_)) {
             return Ok(None);
         }
@@ -79,6 +82,7 @@ impl BodyDecoder {
         out: &mut Vec<u8>,
         most: usize,
     ) -> Result<(), ReceiveError> {
+        PacedRequest::step();
         let plain_most = self.at_most(most);
         let result = reader.without_blocking(|reader| match self {
             Self::Ended => Ok(0),

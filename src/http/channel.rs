@@ -17,6 +17,7 @@ use super::websocket::{
 use crate::client::Disconnected;
 use crate::limits::ledger::{Charge, Item, Ledger, OverLimit};
 use crate::sys::{Events, PollEntry, poll};
+use crate::threads::priority::PacedRequest;
 
 /// Bytes of one receive. Small, because each frame in it may be answered.
 const RECEIVE_BYTES: usize = 4 * 1024;
@@ -152,6 +153,7 @@ impl<'c> Channel<'c> {
     /// The client has disconnected.
     pub fn next(&mut self) -> Result<Option<Message>, Disconnected> {
         while matches!(self.phase, Phase::Open | Phase::Closing(_)) && self.has_room() {
+            PacedRequest::step();
             if self.decoded == self.received.len() && !self.receive()? {
                 break;
             }
@@ -282,6 +284,7 @@ impl<'c> Channel<'c> {
             Phase::Closing(_) => self.has_room(),
             Phase::Failed(_) | Phase::Closed => false,
         };
+        PacedRequest::step();
         let now = Instant::now();
         self.ping_if_due(wanted, now)?;
         let due_at = match self.phase {

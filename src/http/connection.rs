@@ -18,11 +18,12 @@ use super::parse::{Framing, Head, NO_HOST, NO_SLASH, ParseError, at_most};
 use super::reader::{BODY_LIMIT, SocketReader};
 use super::request::{BodyReader, ReceiveError, Request};
 use super::response::{Body, FindAnswer, Refusal, Response, append_status_line, reason};
-use super::slots::ConnectionSlot;
+use super::slots::{ConnectionSlot, FarEnd};
 use super::stream::{SEND_LIMIT, StreamWriter};
 use crate::limits::ledger::{Item, Ledger};
 use crate::sys::{Events, PollEntry, poll};
 use crate::threads::panics::contain;
+use crate::threads::priority::{BackgroundTurn, EndedRequest, PacedRequest};
 use crate::{fault, logging};
 
 /// Size of one read and one write of a file.
@@ -88,12 +89,15 @@ fn serve_requests(
     loop {
         reader.limit_head(slot.deadline());
         let for_much = || slot.ledger_for_much(|user| handler.ledger_of_user(user));
-        let head = reader.read_head(slot.ledger(), for_much, |client| kept.wait_for(client));
+        let first = first_ledger(&slot, handler);
+        // Before the head, which may be large.
+        let turn = BackgroundTurn::of_this_thread(&first.work);
+        let head = reader.read_head(&first, for_much, |client| kept.wait_for(client));
         let Some(head) = head.transpose() else {
             return;
         };
         fault::point("connection");
-        match serve_request(&mut reader, &mut slot, head, handler, keep, &kept) {
+        match serve_request(&mut reader, &mut slot, head, turn, handler, keep, &kept) {
             Ok(true) => {}
             Ok(false) => {
                 kept.clear();
@@ -118,6 +122,7 @@ fn serve_request(
     reader: &mut SocketReader,
     slot: &mut ConnectionSlot,
     head: Result<Head, ReceiveError>,
+    turn: BackgroundTurn,
     handler: &dyn Handler,
     keep: bool,
     kept: &Arc<KeptSlot>,
@@ -129,7 +134,13 @@ fn serve_request(
         http_1_1: true,
         keep_alive: false,
     };
-    let mut ledger = Arc::clone(slot.ledger());
+    let mut ledger = first_ledger(slot, handler);
+    let (paced, far_end) = (PacedRequest::default(), slot.far_end());
+    // Connections to the proxy of a network are its tenant's from the beginning.
+    let mut is_admitted = handler.is_proxy();
+    if is_admitted && !ledger.is_whole() {
+        PacedRequest::pace(&ledger.work);
+    }
     let head = head.and_then(|head| {
         if head.path.is_empty() && !handler.is_proxy() {
             return Err(ParseError::Malformed(NO_SLASH).into());
@@ -158,6 +169,7 @@ fn serve_request(
                 may_block: keep,
                 slot,
                 ledger: Arc::clone(&ledger),
+                is_admitted,
                 closes: false,
                 kept,
             };
@@ -168,9 +180,14 @@ fn serve_request(
                 failed()
             });
             ledger = request.ledger;
+            is_admitted = request.is_admitted;
             let Request {
                 head, body, slot, ..
             } = request;
+            if !is_admitted {
+                // A proxy sends requests of others over the connection.
+                slot.give_back();
+            }
             let closes = request.closes || slot.deadline().is_some();
             plan.asked = match &*head.method {
                 "HEAD" => Asked::Head,
@@ -193,8 +210,41 @@ fn serve_request(
     plan.keep_alive &= !plan.is_tunnel(response.status);
     // A request that was refused has not taken it.
     kept.clear();
-    let may_go_on = send_response(socket, response, plan, &mut body, &ledger)?;
-    Ok(may_go_on && plan.keep_alive && body.drain())
+    let may_go_on = send_response(socket, response, plan, &mut body, &ledger);
+    drop(paced);
+    if let Some(ended) = turn.end() {
+        let tenant = Some(ledger).filter(|_| is_admitted);
+        charge(ended, tenant, &far_end, handler, keep);
+    }
+    Ok(may_go_on? && plan.keep_alive && body.drain())
+}
+
+/// Charges what a request took to the tenant that it was admitted for. What shows no token is nobody's, unless it comes from
+/// a tenant's own program. That never shows one, or asks the proxy of its network, so it pays at once if it `may_pause`.
+fn charge(
+    ended: EndedRequest,
+    tenant: Option<Arc<Ledger>>,
+    far_end: &FarEnd,
+    handler: &dyn Handler,
+    may_pause: bool,
+) {
+    let pays_later = tenant.is_some() && !handler.is_proxy();
+    let tenant = tenant.or_else(|| far_end.tenant(|user| handler.ledger_of_user(user)));
+    match tenant.filter(|ledger| !ledger.is_whole()) {
+        Some(ledger) if pays_later => ended.leave_to(&ledger.work),
+        Some(ledger) => ended.pay_for(&ledger.work, may_pause),
+        None => {}
+    }
+}
+
+/// What is charged for a request before it shows a token.
+fn first_ledger(slot: &ConnectionSlot, handler: &dyn Handler) -> Arc<Ledger> {
+    let ledger = if handler.is_proxy() {
+        slot.ledger()
+    } else {
+        slot.peer_ledger()
+    };
+    Arc::clone(ledger)
 }
 
 /// The answer of a handler that has panicked.
@@ -491,6 +541,8 @@ mod tests {
     use std::thread;
 
     use super::super::slots::{ConnectionSlots, Peer};
+    use nix::time::{ClockId, clock_gettime};
+
     use super::*;
     use crate::limits::ledger::Budget;
     use crate::threads::lock::{Mutex, lock};
@@ -568,6 +620,99 @@ mod tests {
         client.read_to_string(&mut answer).unwrap();
         assert_eq!(answer.matches("HTTP/1.1 503 ").count(), 2, "{answer}");
         assert_eq!(answer.matches("\"over_limit\"").count(), 2, "{answer}");
+    }
+
+    /// A handler whose answers take time, as those to a tenant that shows its token first, and then shows none.
+    struct Costly {
+        tenant: Arc<Ledger>,
+        of_user: Option<Arc<Ledger>>,
+    }
+
+    impl Handler for Costly {
+        fn handle(&self, request: &mut Request<'_>) -> Response {
+            request.ledger = Arc::clone(&self.tenant);
+            if request.head.path != b"/without" {
+                request.admit();
+            }
+            let mut buffer = [0; 64];
+            while request.head.path == b"/body" && request.body.read(&mut buffer).unwrap() > 0 {}
+            if request.head.path == b"/body" {
+                assert!(self.tenant.work.is_charged(), "before its end");
+            }
+            let time = || Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap());
+            let until = time() + Duration::from_millis(20);
+            while time() < until {}
+            Response::json(&"fine")
+        }
+
+        fn ledger_of_user(&self, uid: u32) -> Option<Arc<Ledger>> {
+            let own = nix::unistd::geteuid().as_raw();
+            self.of_user.clone().filter(|_| uid == own)
+        }
+    }
+
+    fn tenant() -> Arc<Ledger> {
+        crate::limits::ledger::Budget::new(1 << 20).ledger()
+    }
+
+    /// Has a request served while the client waits for the answer.
+    fn serve_one(handler: &Costly, request: &[u8]) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let socket = Arc::new(listener.accept().unwrap().0);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                client.write_all(request).unwrap();
+                let mut answer = String::new();
+                client.read_to_string(&mut answer).unwrap();
+                assert!(answer.contains(" 200 "), "{answer}");
+            });
+            let slot = ConnectionSlot::for_test(&socket);
+            serve(&socket, slot, handler, true);
+            drop(socket);
+        });
+    }
+
+    /// Over a connection that a proxy keeps, requests of others follow those of a tenant.
+    #[test]
+    fn only_what_a_tenant_was_admitted_for_is_charged_to_it() {
+        for (path, is_charged) in [("/with-token", true), ("/without", false)] {
+            let tenant = tenant();
+            let handler = Costly {
+                tenant: Arc::clone(&tenant),
+                of_user: None,
+            };
+            let request = format!("GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
+            serve_one(&handler, request.as_bytes());
+            let unpaid = tenant.work.unpaid();
+            assert_eq!(unpaid >= Duration::from_millis(20), is_charged, "{path}");
+            assert_eq!(unpaid.is_zero(), !is_charged, "{path}");
+        }
+    }
+
+    /// Code of a sandbox can leave its token out.
+    #[test]
+    fn what_a_tenants_program_asks_for_without_a_token_is_charged_to_the_tenant() {
+        let (of_token, of_user) = (tenant(), tenant());
+        let handler = Costly {
+            tenant: Arc::clone(&of_token),
+            of_user: Some(Arc::clone(&of_user)),
+        };
+        let request = "GET /without HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n";
+        serve_one(&handler, request.as_bytes());
+        assert!(of_user.work.is_charged() && !of_token.work.is_charged());
+    }
+
+    /// It may never end.
+    #[test]
+    fn a_request_is_charged_while_it_lasts() {
+        let handler = Costly {
+            tenant: tenant(),
+            of_user: None,
+        };
+        let head = "POST /body HTTP/1.1\r\nHost: h\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n";
+        let request = format!("{head}{}0\r\n\r\n", "1\r\nx\r\n".repeat(100_000));
+        serve_one(&handler, request.as_bytes());
     }
 
     /// What a client gets, and what tells of the refused requests once the connection is served.

@@ -23,6 +23,7 @@ use crate::codec::parsed_bytes;
 use crate::limits::ledger::{Charge, Item, Ledger};
 use crate::limits::memory::Room;
 use crate::sys::{self, Events};
+use crate::threads::priority::PacedRequest;
 
 /// Most bytes of an unread body that are dropped to keep the connection open.
 const MAX_DRAINED_BYTES: u64 = 64 * 1024;
@@ -49,6 +50,8 @@ pub struct Request<'c> {
     pub slot: &'c mut ConnectionSlot,
     /// What the request and its response hold is charged to it: at first to the owner of the slot.
     pub ledger: Arc<Ledger>,
+    /// Whether that is the tenant that it was admitted for, so that what the answer takes is charged to it.
+    pub is_admitted: bool,
     /// Whether the connection ends with the answer.
     pub closes: bool,
     /// Where a connection to another server may be, and may stay. A handler that does not take it and may last clears it.
@@ -56,6 +59,14 @@ pub struct Request<'c> {
 }
 
 impl Request<'_> {
+    /// Charges what the request takes to the tenant that it was admitted for, whose ledger it has.
+    pub fn admit(&mut self) {
+        self.is_admitted = true;
+        if !self.ledger.is_whole() && self.may_block {
+            PacedRequest::pace(&self.ledger.work);
+        }
+    }
+
     /// The address at the far end of the connection: the client's, or that of a proxy.
     pub fn client_address(&self) -> Option<IpAddr> {
         let address = self.body.reader.socket().peer_addr().ok()?;

@@ -429,6 +429,7 @@ mod tests {
             if request.head.path == b"/token" {
                 let operator = self.0.whole();
                 request.slot.give_to_operator(&operator).unwrap();
+                request.is_admitted = true;
             }
             let thread = thread::current();
             Response::json(&format!("{:?} {:?} end", thread.name(), thread.id()))

@@ -138,6 +138,24 @@ impl SlotTable {
         Some(socket)
     }
 
+    /// Adds a connection of a peer, and returns the peer's ledger, which is a new one if it has no other connection.
+    fn wait(
+        &mut self,
+        number: usize,
+        waiting: Waiting,
+        new_ledger: impl FnOnce() -> Arc<Ledger>,
+    ) -> Arc<Ledger> {
+        let holding = self.peers.entry(waiting.peer);
+        self.waiting.insert(number, waiting);
+        let holding = holding.or_insert_with(|| Holding {
+            slots: Vec::new(),
+            ledger: new_ledger(),
+        });
+        let place = holding.slots.partition_point(|slot| *slot < number);
+        holding.slots.insert(place, number);
+        Arc::clone(&holding.ledger)
+    }
+
     fn evict(&mut self, number: usize) {
         if let Some(socket) = self.leave(number) {
             // This wakes its thread, which then ends.
@@ -204,27 +222,25 @@ impl ConnectionSlots {
             let (&oldest, _) = table.waiting.first_key_value()?;
             table.evict(oldest);
         }
+        let since = Instant::now();
         let waiting = Waiting {
             peer,
             socket: Arc::clone(socket),
-            since: Some(Instant::now()),
+            since: Some(since),
         };
-        table.waiting.insert(number, waiting);
-        let holding = table.peers.entry(peer).or_insert_with(|| Holding {
-            slots: Vec::new(),
-            ledger: inner.budget.ledger(),
-        });
-        let place = holding.slots.partition_point(|slot| *slot < number);
-        holding.slots.insert(place, number);
-        let ledger = ledger.unwrap_or_else(|| Arc::clone(&holding.ledger));
+        let of_peer = table.wait(number, waiting, || inner.budget.ledger());
+        let ledger = ledger.unwrap_or(of_peer);
         inner.note(&table);
         Some(ConnectionSlot {
             slots: self.clone(),
             number,
             socket: Arc::clone(socket),
+            peer,
             owner: Owner::Peer,
             is_unknown: peer == Peer::User(None),
+            since,
             deadline: None,
+            of_peer: Arc::clone(&ledger),
             ledger,
         })
     }
@@ -233,15 +249,26 @@ impl ConnectionSlots {
     /// of the closed connection may take a moment to end.
     pub fn make_room(&self, newest: usize) -> Eviction {
         let mut table = lock(&self.0.table);
-        let Some((&oldest, waiting)) = table.waiting.range(..newest).next() else {
-            return Eviction::Nobody;
+        let left = |waiting: &Waiting| {
+            let age = waiting.since.as_ref().map(Instant::elapsed);
+            LEAST_TIME.saturating_sub(age.unwrap_or_default())
         };
-        let age = waiting.since.as_ref().map(Instant::elapsed);
-        let left = LEAST_TIME.saturating_sub(age.unwrap_or_default());
-        if !left.is_zero() {
-            return Eviction::Early(left);
+        let older = table.waiting.range(..newest);
+        let mut first = None;
+        for (&number, waiting) in older {
+            let left = left(waiting);
+            if first.is_none_or(|(_, least)| left < least) {
+                first = Some((number, left));
+            }
+            if left.is_zero() {
+                break;
+            }
         }
-        table.evict(oldest);
+        match first {
+            None => return Eviction::Nobody,
+            Some((_, left)) if !left.is_zero() => return Eviction::Early(left),
+            Some((number, _)) => table.evict(number),
+        }
         self.0.note(&table);
         Eviction::Done
     }
@@ -264,12 +291,17 @@ pub struct ConnectionSlot {
     slots: ConnectionSlots,
     number: usize,
     socket: Arc<TcpStream>,
+    peer: Peer,
     owner: Owner,
     /// Whether the peer is a user of this machine, but not known which one.
     is_unknown: bool,
+    /// Since when it has had time to show a token.
+    since: Instant,
     /// When the connection is closed if it has not shown a token; `None` without a limit.
     deadline: Option<Instant>,
     ledger: Arc<Ledger>,
+    /// That of the peer.
+    of_peer: Arc<Ledger>,
 }
 
 impl ConnectionSlot {
@@ -287,6 +319,7 @@ impl ConnectionSlot {
         if let Some(deadline) = &mut self.deadline {
             let now = Instant::now();
             *deadline = now + TIME_FOR_TOKEN;
+            self.since = now;
             self.set_since(Some(now));
         }
     }
@@ -307,20 +340,27 @@ impl ConnectionSlot {
         &self.ledger
     }
 
+    /// The ledger that is charged for a request before it shows a token. A proxy may send requests of different clients over one
+    /// connection, so whoever's token it showed before has nothing to do with it.
+    pub fn peer_ledger(&self) -> &Arc<Ledger> {
+        &self.of_peer
+    }
+
     /// The ledger for a large head. If the peer's user is not known yet, this asks the kernel for the user, and `find`
-    /// for the user's ledger. If there is none, it is the connection's [`ledger`](Self::ledger).
+    /// for the user's ledger. If there is none, it is the [`peer_ledger`](Self::peer_ledger).
     pub fn ledger_for_much(&self, find: impl Fn(u32) -> Option<Arc<Ledger>>) -> Arc<Ledger> {
-        let user = || {
-            let ends = (
-                self.socket.local_addr().ok()?,
-                self.socket.peer_addr().ok()?,
-            );
-            sys::tcp_peer_uid(ends.0, ends.1)
-        };
         let is_peers = matches!(self.owner, Owner::Peer);
-        let found = (is_peers && self.is_unknown).then(user).flatten();
-        let found = found.and_then(find);
-        found.unwrap_or_else(|| Arc::clone(&self.ledger))
+        let found = (is_peers && self.is_unknown).then(|| user_at(&self.socket));
+        let found = found.flatten().and_then(find);
+        found.unwrap_or_else(|| Arc::clone(&self.of_peer))
+    }
+
+    /// Who is at the other end.
+    pub fn far_end(&self) -> FarEnd {
+        FarEnd {
+            peer: self.peer,
+            socket: Arc::clone(&self.socket),
+        }
     }
 
     /// Gives the connection to the operator, and charges `ledger`, which is the operator's.
@@ -357,6 +397,28 @@ impl ConnectionSlot {
                 free > 0 && own < share
             },
         )
+    }
+
+    /// Gives the connection back to its peer, because the request that is answered showed no token. So whoever holds it up
+    /// counts for nobody who has one, and can be closed to make room.
+    pub fn give_back(&mut self) {
+        if matches!(self.owner, Owner::Peer) {
+            return;
+        }
+        let inner = &self.slots.0;
+        let mut table = lock(&inner.table);
+        self.leave(&mut table);
+        let waiting = Waiting {
+            peer: self.peer,
+            socket: Arc::clone(&self.socket),
+            // Its time does not begin again: it would never be over.
+            since: Some(self.since),
+        };
+        table.wait(self.number, waiting, || Arc::clone(&self.of_peer));
+        inner.note(&table);
+        drop(table);
+        self.owner = Owner::Peer;
+        self.ledger = Arc::clone(&self.of_peer);
     }
 
     /// Notes that the client waits for the end of the tenant that it belongs to.
@@ -432,6 +494,27 @@ impl ConnectionSlot {
         let slots = ConnectionSlots::new(1, Budget::new(1 << 30));
         slots.take(Peer::User(None), socket).unwrap()
     }
+}
+
+/// The other end of a connection.
+pub struct FarEnd {
+    peer: Peer,
+    socket: Arc<TcpStream>,
+}
+
+impl FarEnd {
+    /// The ledger of the tenant whose program it is, if it is one: `find` knows the ledgers of users.
+    pub fn tenant(&self, find: impl Fn(u32) -> Option<Arc<Ledger>>) -> Option<Arc<Ledger>> {
+        let Peer::User(user) = self.peer else {
+            return None;
+        };
+        user.or_else(|| user_at(&self.socket)).and_then(find)
+    }
+}
+
+/// Asks the kernel whose the other end of a connection is.
+fn user_at(socket: &TcpStream) -> Option<u32> {
+    sys::tcp_peer_uid(socket.local_addr().ok()?, socket.peer_addr().ok()?)
 }
 
 impl Drop for ConnectionSlot {
@@ -533,6 +616,26 @@ mod tests {
         assert_eq!(slots.count(), 2);
     }
 
+    /// With a token now and then a connection would be new for ever, and keep those after it.
+    #[test]
+    fn a_connection_that_is_given_back_has_had_its_time() {
+        let slots = slots(8);
+        let mut held = take(&slots, REMOTE, 2);
+        held[0].since = held[0].since.checked_sub(LEAST_TIME).unwrap();
+        held[0].give_to_tenant(&slots.0.budget.ledger()).unwrap();
+        held[0].give_back();
+        assert_eq!(slots.make_room(usize::MAX), Eviction::Done);
+        assert!(!is_waiting(&slots, &held[0]) && is_waiting(&slots, &held[1]));
+        // Nor does one that is new keep the others.
+        let newer = take(&slots, REMOTE, 1);
+        let mut table = lock(&slots.0.table);
+        let waiting = table.waiting.get_mut(&newer[0].number).unwrap();
+        waiting.since = waiting.since.unwrap().checked_sub(LEAST_TIME);
+        drop(table);
+        assert_eq!(slots.make_room(usize::MAX), Eviction::Done);
+        assert!(!is_waiting(&slots, &newer[0]) && is_waiting(&slots, &held[1]));
+    }
+
     #[test]
     fn a_token_ends_the_limit_of_time() {
         let slots = slots(8);
@@ -611,6 +714,35 @@ mod tests {
         assert!(!Arc::ptr_eq(other.ledger(), &sandbox));
         let known = other.ledger_for_much(|_| Some(Arc::clone(&sandbox)));
         assert!(Arc::ptr_eq(&known, other.ledger()), "it was asked before");
+    }
+
+    /// A proxy that keeps its connections sends requests of all its clients over each of them.
+    #[test]
+    fn a_request_without_a_token_gives_the_connection_back() {
+        let slots = slots(64);
+        let peer = Peer::at([192, 0, 2, 1].into());
+        let tenant = slots.0.budget.ledger();
+        let mut held = take(&slots, peer, 20);
+        let mut given = 0;
+        for slot in &mut held {
+            if slot.give_to_tenant(&tenant).is_ok() {
+                given += 1;
+                slot.give_back();
+                assert!(is_waiting(&slots, slot));
+                assert!(Arc::ptr_eq(slot.ledger(), slot.peer_ledger()));
+            }
+        }
+        assert_eq!(given, 20, "more than its share at a time");
+        assert_eq!(tenant.connections.count(), 0);
+        assert_eq!(slots.count(), 20);
+        // They make room as others of the peer do.
+        let others = take(&slots, Peer::at([192, 0, 2, 2].into()), 32);
+        let more = take(&slots, Peer::at([192, 0, 2, 3].into()), 20);
+        assert!(!is_waiting(&slots, &held[0]));
+        held[19].give_to_tenant(&tenant).unwrap();
+        drop((held, others, more));
+        assert_eq!(slots.count(), 0);
+        assert!(lock(&slots.0.table).peers.is_empty());
     }
 
     #[test]

@@ -29,6 +29,7 @@ use crate::spec::network::NetworkPolicy;
 use crate::threads::Thread;
 use crate::threads::lock::{Condvar, Mutex, MutexGuard, lock};
 use crate::threads::notify::Notifier;
+use crate::threads::priority::BackgroundWork;
 
 /// Most executions that wait in a context.
 pub(super) const MAX_QUEUED: usize = 64;
@@ -66,6 +67,8 @@ pub(super) struct Site {
     pub(super) confinement: Arc<Confinement>,
     pub(super) ledger: Arc<Ledger>,
     pub(super) activity: Arc<Activity>,
+    /// Work on what the tenant has much of.
+    pub(super) background: Arc<BackgroundWork>,
     /// Bytes of events that an execution keeps.
     pub(super) journal_bytes: usize,
     /// Starts and drives the interpreters of a context, on a thread of its own.
@@ -87,13 +90,18 @@ pub struct ContextSpec {
     pub tag: Option<String>,
     /// What it may reach over the network; `None` for what all commands of the workspace may.
     pub network: Option<NetworkPolicy>,
+    /// The user of its interpreter; `None` for whoever runs the commands of the workspace.
+    pub user: Option<String>,
 }
 
 impl ContextSpec {
     /// Bytes in memory, approximately.
     pub(super) fn bytes(&self) -> usize {
-        let texts = [&self.directory, &self.tag].into_iter().flatten();
-        environment_bytes(&self.environment) + texts.map(String::len).sum::<usize>()
+        let texts = [&self.directory, &self.tag, &self.user];
+        let texts = texts.into_iter().flatten();
+        // Its rules are also those of its egress listener.
+        let network = self.network.as_ref().map_or(0, NetworkPolicy::size);
+        environment_bytes(&self.environment) + texts.map(String::len).sum::<usize>() + 2 * network
     }
 
     /// Bytes of it for a spare.
@@ -363,6 +371,7 @@ impl Context {
             spec.directory,
         )?;
         command.network = spec.network;
+        command.user = spec.user;
         Ok(command)
     }
 

@@ -18,7 +18,9 @@ use crate::limits::activity::Activity;
 use crate::limits::ledger::{Item, Ledger};
 use crate::process::registry::Registry;
 use crate::spec::language::Language;
+use crate::spec::network::NetworkPolicy;
 use crate::threads::lock::{Mutex, lock};
+use crate::threads::priority::BackgroundWork;
 
 /// How many ids of deleted contexts are remembered: deleting them again is no error.
 const REMOVED: usize = 256;
@@ -65,12 +67,14 @@ impl Contexts {
         confinement: Arc<Confinement>,
         ledger: Arc<Ledger>,
         activity: Arc<Activity>,
+        background: Arc<BackgroundWork>,
     ) -> Arc<Self> {
         let site = Arc::new(Site {
             processes,
             confinement,
             ledger,
             activity,
+            background,
             journal_bytes: settings.journal_bytes,
             drive: driver::run,
         });
@@ -116,12 +120,17 @@ impl Contexts {
     fn make(
         &self,
         language: Language,
-        spec: ContextSpec,
+        mut spec: ContextSpec,
         is_stateless: bool,
         interrupt: &mut dyn Interrupt,
     ) -> std::result::Result<Arc<Context>, Stopped> {
         let backend = &backend(language, spec.backend.as_deref())?.to_owned();
         let confinement = &self.site.confinement;
+        if let Some(user) = &spec.user
+            && let Some((.., start)) = confinement.file_account(user)?
+        {
+            spec.directory.get_or_insert(start);
+        }
         let network = confinement.network(spec.network.as_ref())?;
         let is_usual = network == confinement.network(None)?;
         let mut table = lock(&self.table);
@@ -134,21 +143,7 @@ impl Contexts {
                 self.remove(&context)?;
                 return self.make(language, spec, is_stateless, interrupt);
             }
-            if context.language != language {
-                let text = format!(
-                    "cannot make {id}: the id belongs to a context of {}; choose another",
-                    context.language.name()
-                );
-                return Err(Error::new(Kind::IdInUse, text).into());
-            }
-            let its = context.spec().and_then(|spec| spec.network.as_ref());
-            if spec.network.is_some() && confinement.network(its)? != network {
-                let text = format!(
-                    "cannot make {id}: the id belongs to a context whose network is not {}; choose another",
-                    network.name()
-                );
-                return Err(Error::new(Kind::IdInUse, text).into());
-            }
+            self.check_same(&context, language, &spec, &network)?;
             // One that is dead says so itself when it is used.
             if context.state() == ContextState::Starting {
                 context.wait_ready(interrupt)?;
@@ -221,6 +216,34 @@ impl Contexts {
             self.add_spare(language, backend);
         }
         Ok(context)
+    }
+
+    /// Checks that a context is what is asked for by its id.
+    ///
+    /// # Errors
+    /// `IdInUse`.
+    fn check_same(
+        &self,
+        context: &Context,
+        language: Language,
+        spec: &ContextSpec,
+        network: &NetworkPolicy,
+    ) -> Result<()> {
+        let its = context.spec();
+        let its_network = its.and_then(|its| its.network.as_ref());
+        let other = if context.language != language {
+            format!("of {}", context.language.name())
+        } else if spec.user.is_some() && its.is_none_or(|its| its.user != spec.user) {
+            "of another user".to_owned()
+        } else if spec.network.is_some() && self.site.confinement.network(its_network)? != *network
+        {
+            format!("whose network is not {}", network.name())
+        } else {
+            return Ok(());
+        };
+        let id = context.id();
+        let text = format!("cannot make {id}: the id belongs to a context {other}; choose another");
+        Err(Error::new(Kind::IdInUse, text))
     }
 
     /// Executes code in the context with this id; without one in the default one of the language, which is made if it
@@ -381,7 +404,8 @@ impl ContextTable {
                 .any(|prefix| name.starts_with(prefix))
                 || name == "PATH"
         };
-        if spec.environment.iter().any(|(name, _)| is_early(name)) {
+        // A spare runs as the usual user.
+        if spec.user.is_some() || spec.environment.iter().any(|(name, _)| is_early(name)) {
             return None;
         }
         let at = self
@@ -431,11 +455,16 @@ fn no_context(id: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+    use std::time::{Duration, Instant};
+
     use super::*;
     use crate::interpreter::context::{Phase, Request};
-    use crate::interpreter::execution::ExecutionSpec;
+    use crate::interpreter::event::EndReason;
+    use crate::interpreter::execution::{ExecutionSpec, ExecutionState};
     use crate::limits::ledger::Budget;
     use crate::process::registry::{OpenCounts, Shared};
+    use crate::spec::network::{Filter, NetworkPolicy, Rule, Rules};
 
     /// A client that stays.
     struct Stays;
@@ -448,6 +477,19 @@ mod tests {
 
     /// Contexts whose interpreters are ready at once, and never run.
     fn contexts(budget: u64) -> Arc<Contexts> {
+        driven(budget, Arc::default(), |context| {
+            context.change(|state| {
+                state.phase = Phase::Ready;
+                state.has_driver = false;
+            });
+        })
+    }
+
+    fn driven(
+        budget: u64,
+        background: Arc<BackgroundWork>,
+        drive: fn(&Arc<Context>),
+    ) -> Arc<Contexts> {
         let ledger = Budget::new(budget).whole();
         let activity = Arc::new(Activity::new());
         let shared = Shared::new(4096, 4096).unwrap();
@@ -462,13 +504,9 @@ mod tests {
             confinement: Arc::new(Confinement::for_test()),
             ledger,
             activity,
+            background,
             journal_bytes: 4096,
-            drive: |context| {
-                context.change(|state| {
-                    state.phase = Phase::Ready;
-                    state.has_driver = false;
-                });
-            },
+            drive,
         });
         Arc::new_cyclic(|this| Contexts {
             this: Weak::clone(this),
@@ -498,6 +536,26 @@ mod tests {
     }
 
     #[test]
+    fn the_rules_of_a_context_are_charged() {
+        let rule = format!("{}.example:443", "a".repeat(60));
+        let rules = vec![Rule::parse(&rule).unwrap(); 200];
+        let allow = Rules {
+            allow: Some(rules),
+            deny: Vec::new(),
+        };
+        let spec = ContextSpec {
+            network: Some(NetworkPolicy::Filtered(Arc::new(Filter::new(allow, None)))),
+            ..ContextSpec::default()
+        };
+        assert!(spec.bytes() >= 2 * 200 * rule.len());
+        let made = contexts(32 * 1024).create(Language::Bash, spec, &mut Stays);
+        let Err(Stopped::Failed(refusal)) = made else {
+            panic!("it has no room");
+        };
+        assert_eq!(refusal.kind(), Kind::OverLimit, "{refusal}");
+    }
+
+    #[test]
     fn an_answer_is_charged_until_the_bridge_has_it() {
         let contexts = contexts(64 * 1024);
         let spec = ContextSpec::default();
@@ -518,6 +576,72 @@ mod tests {
         assert!(answer(8000).is_err());
         context.state_guard().orders.clear();
         answer(8000).unwrap();
+    }
+
+    /// Writes so many messages that nobody expects.
+    const FLOOD: &str = "for fd in /proc/$$/fd/*; do [[ ! -S $fd ]] || break; done
+        printf -v begun 'begun\\n%.0s' {1..5000}
+        echo before
+        for i in {1..100}; do echo -n \"$begun\" >&${fd##*/}; done
+        echo after";
+
+    fn lasting_bash(background: Arc<BackgroundWork>) -> (Arc<Contexts>, Arc<Context>) {
+        let contexts = driven(64 << 20, background, driver::run);
+        let spec = ContextSpec::default();
+        let Ok(context) = contexts.create(Language::Bash, spec, &mut Stays) else {
+            panic!("no bash");
+        };
+        (contexts, context)
+    }
+
+    fn wait_for(condition: &dyn Fn() -> bool) {
+        let until = Instant::now() + Duration::from_secs(60);
+        while !condition() {
+            assert!(Instant::now() < until, "it does not come to that");
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn has_ended(asked: &Asked) -> bool {
+        matches!(asked.execution.state(), ExecutionState::Ended(_))
+    }
+
+    #[test]
+    fn a_flood_of_messages_pauses_for_the_other_work_of_its_tenant() {
+        let owed = Duration::from_secs(3);
+        let begun = Instant::now();
+        let (contexts, context) = lasting_bash(BackgroundWork::owing(owed));
+        // What takes next to nothing does not wait.
+        for _ in 0..5 {
+            let asked = context.execute(ExecutionSpec::new("echo hi".to_owned()));
+            let asked = asked.unwrap();
+            wait_for(&|| has_ended(&asked));
+        }
+        let asked = context
+            .execute(ExecutionSpec::new(FLOOD.to_owned()))
+            .unwrap();
+        wait_for(&|| has_ended(&asked));
+        let reason = asked.execution.state();
+        assert_eq!(reason, ExecutionState::Ended(EndReason::Completed));
+        assert!(begun.elapsed() >= owed);
+        assert!(contexts.delete(context.id()).unwrap());
+    }
+
+    #[test]
+    fn output_and_the_end_do_not_wait_for_a_flood_that_pauses() {
+        let (contexts, context) = lasting_bash(BackgroundWork::owing(Duration::from_secs(3600)));
+        let code = format!("(while :; do echo out; sleep 0.01; done) &\n{FLOOD}");
+        let asked = context.execute(ExecutionSpec::new(code)).unwrap();
+        let written = || {
+            let state = context.state_guard();
+            let process = state.process.as_ref().unwrap();
+            process.written(crate::process::ring::Stream::Stdout)
+        };
+        // The kernel holds less of the flood than it is, so its end would need the server to read on.
+        wait_for(&|| written() > 400);
+        assert!(!has_ended(&asked));
+        assert!(contexts.delete(context.id()).unwrap());
+        assert!(has_ended(&asked));
     }
 
     /// The driver is held up, by a program that has its pipe.

@@ -1,4 +1,4 @@
-//! What each tenant holds of the server's memory.
+//! What each tenant holds of the server's memory, and what it uses of its time.
 //!
 //! Whatever has a size that a client decides, or waits for a client, is charged to the [`Ledger`] of its
 //! tenant before the memory is taken: a sandbox, the machine in dedicated mode, the operator, or the
@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Kind};
 use crate::threads::lock::{Mutex, lock};
+use crate::threads::priority::BackgroundWork;
 
 /// What memory is held for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,6 +119,7 @@ impl Budget {
             held: AtomicU64::new(0),
             items: Default::default(),
             connections: Connections::default(),
+            work: Arc::default(),
         })
     }
 }
@@ -131,6 +133,8 @@ pub struct Ledger {
     items: [AtomicU64; Item::COUNT],
     /// Its connections, which `http` adds and removes.
     pub connections: Connections,
+    /// The processor time that the server's threads use for it.
+    pub work: Arc<BackgroundWork>,
 }
 
 /// The open connections of a tenant.

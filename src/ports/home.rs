@@ -24,13 +24,16 @@ use super::{Listing, MAX_LISTED};
 use crate::client::Stopped;
 use crate::codec::sort::sort;
 use crate::error::{Error, Result, cause};
-use crate::sys::{User, refuse_descriptors};
+use crate::sys::{User, proc, refuse_descriptors};
 
 pub(super) const ACCEPTED: &str =
     "a name of 1 to 64 letters, digits, dots, dashes and underscores, other than . and ..";
 
 /// The directory of the sockets, relative to the home.
-const DIRECTORY: [&str; 2] = [".sbx", "proxy"];
+pub(super) const DIRECTORY: [&str; 2] = [".sbx", "proxy"];
+
+/// The same in a root of a sandbox's own.
+pub(super) const DIRECTORY_OF_ROOT: [&str; 3] = ["run", "sbx", "proxy"];
 
 const SUFFIX: &str = ".sock";
 
@@ -39,6 +42,8 @@ const MAX_NAME_BYTES: usize = 64;
 /// The sockets of one home.
 pub struct Sockets {
     home: Arc<OwnedFd>,
+    /// Where the sockets are in it.
+    path: &'static [&'static str],
     owner: User,
 }
 
@@ -64,8 +69,8 @@ pub(super) fn parse(text: &[u8]) -> Option<String> {
 }
 
 impl Sockets {
-    pub(super) fn new(home: Arc<OwnedFd>, owner: User) -> Self {
-        Self { home, owner }
+    pub(super) fn new(home: Arc<OwnedFd>, path: &'static [&'static str], owner: User) -> Self {
+        Self { home, path, owner }
     }
 
     pub(super) fn owner(&self) -> User {
@@ -74,16 +79,19 @@ impl Sockets {
 
     /// Opens the directory of the sockets without following links.
     fn directory(&self, flags: OFlag) -> nix::Result<OwnedFd> {
-        let flags = flags | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let parent = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let above = openat(&self.home, DIRECTORY[0], parent, Mode::empty())?;
-        openat(&above, DIRECTORY[1], flags, Mode::empty())
+        let careful = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let (name, above) = self.path.split_last().ok_or(Errno::ENOENT)?;
+        let mut directory = openat(&self.home, ".", careful | OFlag::O_PATH, Mode::empty())?;
+        for name in above {
+            directory = openat(&directory, *name, careful | OFlag::O_PATH, Mode::empty())?;
+        }
+        openat(&directory, *name, careful | flags, Mode::empty())
     }
 
     /// Why a file cannot be a socket of the sandbox; `None` if it is one.
     fn objection(&self, status: &FileStat) -> Option<String> {
         match status.st_mode & libc::S_IFMT {
-            libc::S_IFSOCK if status.st_uid == self.owner.uid => None,
+            libc::S_IFSOCK if proc::user_of(status.st_uid) == self.owner.uid => None,
             libc::S_IFSOCK => {
                 let uid = status.st_uid;
                 Some(format!("it belongs to uid {uid}, not to the sandbox"))
@@ -147,7 +155,7 @@ impl Sockets {
         setsockopt(&socket, sockopt::SendTimeout, &TimeVal::milliseconds(limit))?;
         connect(socket.as_raw_fd(), &address_of(&file)?)?;
         let uid = getsockopt(&socket, sockopt::PeerCredentials)?.uid();
-        if uid != self.owner.uid {
+        if proc::user_of(uid) != self.owner.uid {
             let cause = format!("uid {uid} listens on it, not the sandbox");
             return Err(ConnectError::Rejected(cause));
         }
@@ -176,7 +184,7 @@ impl Sockets {
             status.is_ok_and(|status| self.objection(&status).is_none())
         };
         let mut directory = Dir::from_fd(directory).map_err(failed)?;
-        let path = DIRECTORY.join("/");
+        let path = self.path.join("/");
         let mut names = Vec::new();
         for entry in directory.iter() {
             listing.pass()?;
@@ -261,7 +269,7 @@ mod tests {
                 gid: owner,
             };
             let home = Arc::new(OwnedFd::from(fs::File::open(&path).unwrap()));
-            let sockets = Sockets::new(home, owner);
+            let sockets = Sockets::new(home, &DIRECTORY, owner);
             Self { path, sockets }
         }
 

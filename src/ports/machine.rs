@@ -48,7 +48,7 @@ pub(super) fn connect(port: u16, owner: Option<User>, limit: Duration) -> Result
         let address = SocketAddr::new(address, port);
         if let Some(owner) = owner
             && let Ok(Some(uid)) = sys::tcp_listener_uid(address)
-            && uid != owner.uid
+            && proc::user_of(uid) != owner.uid
         {
             tried.push(format!(
                 "{address}: uid {uid} listens on it, not the sandbox"
@@ -213,7 +213,7 @@ pub(super) fn list_inside(
     owner: User,
     listing: &mut Listing<'_>,
 ) -> std::result::Result<(), Stopped> {
-    let is_own = |socket: &Socket| socket.uid == owner.uid;
+    let is_own = |socket: &Socket| proc::user_of(socket.uid) == owner.uid;
     let sockets = listening(Some(namespaces), MAX_LISTED, is_own, listing)?;
     show_without_owners(sockets, listing);
     Ok(())

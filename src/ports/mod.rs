@@ -104,7 +104,13 @@ impl Ports {
 
     /// The sockets in the home `directory`, which belongs to `owner`, and these TCP ports.
     pub fn home(directory: Arc<OwnedFd>, owner: User, tcp_ports: TcpPortsInside) -> Arc<Self> {
-        let sockets = home::Sockets::new(directory, owner);
+        let sockets = home::Sockets::new(directory, &home::DIRECTORY, owner);
+        Self::of(Backend::Home(sockets, tcp_ports))
+    }
+
+    /// The sockets in `directory`, the root of a sandbox whose processes are known as `owner`, and these TCP ports.
+    pub fn root(directory: Arc<OwnedFd>, owner: User, tcp_ports: TcpPortsInside) -> Arc<Self> {
+        let sockets = home::Sockets::new(directory, &home::DIRECTORY_OF_ROOT, owner);
         Self::of(Backend::Home(sockets, tcp_ports))
     }
 

@@ -313,6 +313,9 @@ impl Registry {
     ) -> Result<StartOutcome> {
         // Before a process with the same id is found.
         let network = confinement.network(spec.network.as_ref())?;
+        if spec.user.is_some() {
+            confinement.account(spec.user.as_deref())?;
+        }
         let mut table = lock(&self.table);
         if let Some(id) = &spec.id {
             table = self.start_ended.wait_while(table, |table| {
@@ -406,7 +409,7 @@ impl Registry {
     fn stdio(&self, spec: &CommandSpec, confinement: &Confinement) -> Result<Stdio> {
         let has_null = spec.terminal.is_none() && spec.input == StdinSource::Empty;
         let null = has_null.then(|| reopen(&self.shared.null)).transpose()?;
-        let _acting = confinement.act()?;
+        let _acting = confinement.act_as(spec.user.as_deref())?;
         let mut stdio = match &spec.terminal {
             Some(terminal) => {
                 let namespaces = confinement.namespaces();

@@ -471,6 +471,7 @@ mod tests {
             may_block: true,
             slot: &mut slot,
             ledger,
+            is_admitted: false,
             closes: false,
             kept: &Arc::default(),
         };

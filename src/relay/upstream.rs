@@ -26,6 +26,7 @@ use crate::http::request::BodyReader;
 use crate::http::stream::StreamWriter;
 use crate::limits::ledger::{Charge, Item, Ledger};
 use crate::sys::{Events, PollEntry, poll};
+use crate::threads::priority::PacedRequest;
 
 /// The smallest size of a read, which is what a quiet connection costs.
 pub(super) const MIN_READ_BYTES: usize = 4 * 1024;
@@ -404,6 +405,7 @@ pub(super) fn poll_both(
     limit: Option<Duration>,
     trim: impl FnOnce(),
 ) -> [Events; 2] {
+    PacedRequest::step();
     let mut entries = [
         PollEntry::new(sockets[0], events[0]),
         PollEntry::new(sockets[1], events[1]),

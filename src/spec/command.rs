@@ -64,8 +64,8 @@ impl CommandLine {
         shortened(&text, most).into_owned()
     }
 
-    /// Bytes in memory, approximately.
-    pub fn size(&self) -> usize {
+    /// All texts that it has.
+    pub fn texts(&self) -> impl Iterator<Item = &str> {
         let (text, words): (_, &[String]) = match self {
             Self::Shell(script) => (Some(script), &[]),
             Self::Program(words) => (None, words),
@@ -73,8 +73,12 @@ impl CommandLine {
                 code, arguments, ..
             } => (Some(code), arguments),
         };
-        let texts = text.into_iter().chain(words);
-        texts.map(|text| text.len() + TEXT_BYTES).sum()
+        text.into_iter().chain(words).map(String::as_str)
+    }
+
+    /// Bytes in memory, approximately.
+    pub fn size(&self) -> usize {
+        self.texts().map(|text| text.len() + TEXT_BYTES).sum()
     }
 }
 
@@ -212,6 +216,8 @@ pub struct CommandSpec {
     pub background: bool,
     /// What it may reach over the network; `None` for what all commands of the workspace may.
     pub network: Option<NetworkPolicy>,
+    /// The user that it runs as; `None` for whoever runs the commands of the workspace.
+    pub user: Option<String>,
     /// Whether a login shell has the PATH of the workspace before that of its profile.
     pub keeps_path: bool,
 }
@@ -299,6 +305,7 @@ impl CommandSpec {
             id: None,
             background: false,
             network: None,
+            user: None,
             keeps_path: false,
         })
     }
@@ -318,15 +325,19 @@ impl CommandSpec {
         self.directory.as_deref()
     }
 
-    /// Bytes in memory while it is started, approximately: the texts, and the copies that the kernel gets.
+    /// Bytes in memory while it is started, approximately: the texts, the copies that the kernel gets, and the rules of its
+    /// network, which egress listeners have that are few.
     pub fn start_bytes(&self) -> usize {
-        self.line.size() + 2 * environment_bytes(&self.environment) + self.kept_bytes()
+        let network = self.network.as_ref().map_or(0, NetworkPolicy::size);
+        self.line.size() + 2 * environment_bytes(&self.environment) + network + self.kept_bytes()
     }
 
     /// Bytes in memory as long as the process is remembered, approximately; never more than
     /// [`CommandSpec::start_bytes`].
     pub fn kept_bytes(&self) -> usize {
-        let texts = [&self.tag, &self.directory].into_iter().flatten();
+        let texts = [&self.tag, &self.directory, &self.user]
+            .into_iter()
+            .flatten();
         let texts: usize = texts.map(String::len).sum();
         self.line.size() + environment_bytes(&self.environment) + texts + PROCESS_BYTES
     }
@@ -425,6 +436,10 @@ impl CommandSpec {
             part(name.as_bytes());
             part(if value.is_some() { b"=" } else { b"-" });
             part(value.as_deref().unwrap_or_default().as_bytes());
+        }
+        if let Some(user) = &self.user {
+            part(b"user");
+            part(user.as_bytes());
         }
         part(b"cwd");
         part(self.directory.as_deref().unwrap_or_default().as_bytes());

@@ -7,6 +7,9 @@ use crate::spec::network::NetworkPolicy;
 /// Where commands in namespaces have a directory for temporary files of their own.
 pub const TEMPORARY: &str = "/tmp";
 
+/// The directories of a private root over which each run has something of the machine.
+pub const MACHINE_DIRECTORIES: [&str; 3] = ["dev", "proc", "sys"];
+
 /// What surrounds the commands of a sandbox besides its user, its limits and the filter of system calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Isolation {

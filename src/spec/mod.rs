@@ -2,6 +2,7 @@
 //!
 //! Pure values, which the doors read and show and the mechanisms carry out.
 
+pub mod account;
 pub mod command;
 pub mod isolation;
 pub mod language;

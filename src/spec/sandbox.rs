@@ -19,20 +19,80 @@ pub struct SandboxSpec {
     pub isolation: Option<Isolation>,
     /// What its commands reach over the network; `None` for the host's default.
     pub network: Option<NetworkPolicy>,
+    /// Whether an open network is the machine's although the root is the sandbox's own.
+    pub shares_network: bool,
     /// Absolute paths of the machine that its commands can read.
     pub read_only_paths: Vec<String>,
     /// Those that they can change.
     pub read_write_paths: Vec<String>,
+    /// Names of the devices that it is given.
+    pub devices: Vec<String>,
     /// How many TCP ports its commands can listen on.
     pub tcp_ports: usize,
     /// What of it can change later, as it is at first.
     pub settings: Settings,
     /// What it was made from.
     pub template: String,
+    /// Which root is asked for.
+    pub root_choice: RootChoice,
     /// Names the request that makes it: the same request again gets the same sandbox.
     pub key: Option<String>,
+    /// What its root is made of; `None` for the machine's.
+    pub root: Option<RootSpec>,
     /// Where commands see the home if they have mounts of their own; `None` for where it is.
     pub shown_home: Option<PathBuf>,
+}
+
+/// Whether a text is a name of the Container Device Interface, `vendor.com/class=name`.
+pub fn is_device_name(text: &str) -> bool {
+    let Some((vendor, rest)) = text.split_once('/') else {
+        return false;
+    };
+    let Some((class, name)) = rest.split_once('=') else {
+        return false;
+    };
+    let is_word = |word: &str, others: &str| {
+        let is_alone = |c: char| c.is_ascii_alphanumeric();
+        word.starts_with(is_alone)
+            && word.ends_with(is_alone)
+            && word.chars().all(|c| is_alone(c) || others.contains(c))
+    };
+    let is_kind =
+        |word: &str| word.starts_with(|c: char| c.is_ascii_alphabetic()) && is_word(word, "_-.");
+    is_kind(vendor) && is_kind(class) && is_word(name, "_-.:") && text.len() <= MAX_DEVICE_NAME
+}
+
+/// Longest name of a device.
+const MAX_DEVICE_NAME: usize = 256;
+
+/// A root of a sandbox's own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RootSpec {
+    /// The name of what it is made of.
+    pub template: String,
+    /// Who runs commands that choose nobody; `None` for whoever the template names.
+    pub user: Option<String>,
+    /// Whether its files need not outlast a failure of the machine: nothing waits for the disk then.
+    pub is_volatile: bool,
+}
+
+/// Which root a client asks for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum RootChoice {
+    /// That of the host's default.
+    #[default]
+    Default,
+    /// The machine's, shared with others.
+    Shared,
+    /// One of its own, of a template or of the default one.
+    Private {
+        template: Option<String>,
+        user: Option<String>,
+        /// Whether the account of the user is made where the template has none.
+        makes_user: bool,
+        /// See [`RootSpec::is_volatile`].
+        is_volatile: bool,
+    },
 }
 
 /// What can change of a sandbox while it lives.
@@ -195,5 +255,47 @@ impl Phase {
     /// The number of the first process.
     pub fn first_process(self) -> u64 {
         self.runs.saturating_sub(1) * PROCESSES_OF_RUN + 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_device_name;
+
+    #[test]
+    fn names_of_devices_have_three_parts() {
+        for name in [
+            "nvidia.com/gpu=all",
+            "nvidia.com/gpu=GPU-8e1f:0",
+            "a/b=0",
+            "vendor_1.example-x.com/class.of-it_2=m0.g1",
+        ] {
+            assert!(is_device_name(name), "{name}");
+        }
+        let long = format!("a/b={}", "x".repeat(253));
+        for name in [
+            "",
+            "gpu",
+            "nvidia.com/gpu",
+            "nvidia.com=all",
+            "/gpu=all",
+            "nvidia.com/=all",
+            "nvidia.com/gpu=",
+            "1a/gpu=all",
+            "a/1=all",
+            "a./gpu=all",
+            "a/gpu-=all",
+            "a/gpu=-all",
+            "a/gpu=all.",
+            "a/gpu=a=b",
+            "a/b/c=d",
+            "a b/c=d",
+            "a/b:c=d",
+            "\u{e9}/b=d",
+            "a/b=d\0",
+            &long,
+        ] {
+            assert!(!is_device_name(name), "{name}");
+        }
     }
 }

@@ -100,6 +100,27 @@ pub(super) unsafe fn enter_cgroup(directory: RawFd) -> Result<(), Errno> {
     }
 }
 
+/// Sets the score by which the kernel chooses what it kills when memory runs out, of the calling process (proc(5)). A machine
+/// without /proc has no such setting.
+///
+/// # Safety
+/// Only in a child that makes system calls only.
+pub(super) unsafe fn write_oom_score(score: &[u8]) -> bool {
+    let flags = libc::O_WRONLY | libc::O_CLOEXEC;
+    // SAFETY: a constant text, and bytes that outlive the call.
+    unsafe {
+        let path = c"/proc/self/oom_score_adj".as_ptr();
+        // A raw call: musl's open makes two.
+        let file = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags);
+        if file < 0 {
+            return false;
+        }
+        libc::syscall(libc::SYS_write, file, score.as_ptr(), score.len());
+        libc::syscall(libc::SYS_close, file);
+        true
+    }
+}
+
 /// Whether clone3(2) was refused before: kernels before Linux 5.7 cannot start a process in a cgroup, and some
 /// containers' filters hide the call.
 static IS_REFUSED: AtomicBool = AtomicBool::new(false);

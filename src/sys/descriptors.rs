@@ -44,7 +44,7 @@ fn close_inherited_one_by_one() {
 /// A child with a copy of the whole table costs more the more is open: 100 µs more with 1,000
 /// descriptors and 560 µs more with 4,000, where a command takes 640 µs; nothing with ten. So a child
 /// shares the table at first, and then copies only the part up to these numbers
-/// (`close_range(2)`, `CLOSE_RANGE_UNSHARE`). Reserving them adds 57 system calls to the start: 1 % of
+/// (`close_range(2)`, `CLOSE_RANGE_UNSHARE`). Reserving them adds 65 system calls to the start: 1 % of
 /// its time.
 pub(super) struct ReservedSlots {
     /// The first number above every slot.
@@ -58,8 +58,8 @@ static RESERVED: OnceLock<ReservedSlots> = OnceLock::new();
 impl ReservedSlots {
     /// Children that can start at the same time without a copy of the whole table.
     const COUNT: usize = 8;
-    /// The standard streams, two rulesets, a passed descriptor and a channel.
-    const WIDTH: usize = 7;
+    /// The standard streams, two rulesets, a passed descriptor, a channel and a user namespace.
+    const WIDTH: usize = 8;
     /// With a lower limit on open files the slots would take too large a share, and tables are small.
     const LEAST_LIMIT: u64 = 1024;
 

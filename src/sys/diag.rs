@@ -127,7 +127,8 @@ impl SocketDiag {
     /// end, `peer` the other one. `None` if there is no such socket here, and for a socket that no process holds any
     /// more, because the kernel then reports uid 0.
     ///
-    /// A user that this process's user namespace does not map is the overflow uid.
+    /// A user that this process's user namespace does not map is the overflow uid, and one of a sandbox with ids of its own
+    /// is the sandbox's.
     ///
     /// # Errors
     /// The kernel cannot be asked, or does not tell.
@@ -136,7 +137,8 @@ impl SocketDiag {
         local: SocketAddr,
         peer: SocketAddr,
     ) -> Result<Option<libc::uid_t>, Errno> {
-        Ok(self.tcp_peer(local, peer)?.map(|peer| peer.uid))
+        let found = self.tcp_peer(local, peer)?;
+        Ok(found.map(|peer| super::proc::user_of(peer.uid)))
     }
 
     /// The same, with which socket it is.

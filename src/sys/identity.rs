@@ -22,6 +22,10 @@ pub struct User {
 /// returns them (capabilities(7)). Other threads are not affected, nor is anything but access to files.
 pub struct ActingAs {
     before: User,
+    /// Whether this thread's capabilities stay when it leaves uid 0.
+    keeps_capabilities: bool,
+    /// Whether its effective uid is the user's too.
+    is_effective: bool,
     /// Not Send: the same thread must change back.
     thread_bound: PhantomData<*const ()>,
 }
@@ -32,8 +36,37 @@ impl ActingAs {
     /// # Errors
     /// `EPERM` if this process may not, or its user namespace has no such user.
     pub fn new(user: User) -> Result<Self, Errno> {
+        Self::begin(user, false)
+    }
+
+    /// The same, with the capabilities over files that this thread has: as the root of a user namespace, which is no root
+    /// here. The caller keeps it among the files of that root.
+    ///
+    /// # Errors
+    /// As [`ActingAs::new`]; `EPERM` without `CAP_SETPCAP`.
+    pub fn root_of_sandbox(user: User) -> Result<Self, Errno> {
+        set_secure_bits(NO_SETUID_FIXUP)?;
+        Self::begin(user, true)
+    }
+
+    /// The same with the effective uid, which is that of a user namespace's owner: whoever has it may look into all
+    /// processes there, also without `CAP_SYS_PTRACE` (`user_namespaces(7)`). They cannot signal this thread, whose other
+    /// uids stay.
+    ///
+    /// # Errors
+    /// As [`ActingAs::root_of_sandbox`].
+    pub fn owner_of_users(user: User) -> Result<Self, Errno> {
+        let mut acting = Self::root_of_sandbox(user)?;
+        set_effective_user(user.uid)?;
+        acting.is_effective = true;
+        Ok(acting)
+    }
+
+    fn begin(user: User, keeps_capabilities: bool) -> Result<Self, Errno> {
         let acting = Self {
             before: set_file_user(user),
+            keeps_capabilities,
+            is_effective: false,
             thread_bound: PhantomData,
         };
         // The calls report only what was before, so a second pair tells whether the first had an effect.
@@ -47,12 +80,25 @@ impl ActingAs {
 
 impl Drop for ActingAs {
     fn drop(&mut self) {
+        if self.is_effective && set_effective_user(0).is_err() {
+            std::process::abort();
+        }
         set_file_user(self.before);
-        if set_file_user(self.before) != self.before {
+        let is_back = set_file_user(self.before) == self.before
+            && (!self.keeps_capabilities || set_secure_bits(0).is_ok());
+        if !is_back {
             // Going on with another user's identity would be worse than ending.
             std::process::abort();
         }
     }
+}
+
+/// Sets this thread's effective uid, and with it the one for access to files.
+fn set_effective_user(uid: libc::uid_t) -> Result<(), Errno> {
+    // SAFETY: plain integers; the highest uid leaves what it stands for.
+    let result =
+        unsafe { libc::syscall(libc::SYS_setresuid, libc::uid_t::MAX, uid, libc::uid_t::MAX) };
+    Errno::result(result).map(drop)
 }
 
 /// Sets this thread's user for access to files, and returns the one before.
@@ -102,9 +148,66 @@ pub(super) fn drop_capabilities() -> Result<(), Errno> {
 /// (capabilities(7), `SECBIT_NOROOT` and its lock).
 pub(super) fn forbid_root_capabilities() -> Result<(), Errno> {
     const NOROOT_LOCKED: libc::c_int = 0b11;
+    set_secure_bits(NOROOT_LOCKED)
+}
+
+/// Leaving uid 0 takes no capability away (capabilities(7), `SECBIT_NO_SETUID_FIXUP`).
+pub(super) const NO_SETUID_FIXUP: libc::c_int = 0b100;
+
+/// Sets the flags of this thread's capabilities, by a system call only.
+pub(super) fn set_secure_bits(bits: libc::c_int) -> Result<(), Errno> {
     // SAFETY: plain integers.
-    let result = unsafe { libc::prctl(libc::PR_SET_SECUREBITS, NOROOT_LOCKED, 0, 0, 0) };
+    let result = unsafe { libc::prctl(libc::PR_SET_SECUREBITS, bits, 0, 0, 0) };
     Errno::result(result).map(drop)
+}
+
+/// What root and its programs can have inside a sandbox with a root of its own: the capabilities that containers leave.
+/// `CHOWN`, `DAC_OVERRIDE`, `FOWNER`, `FSETID`, `KILL`, `SETGID`, `SETUID`, `SETPCAP`, `NET_BIND_SERVICE`, `NET_RAW`,
+/// `SYS_CHROOT`, `MKNOD`, `AUDIT_WRITE`, `SETFCAP` (`linux/capability.h`).
+const INSIDE: u32 = 0b1010_1000_0000_0100_0010_0101_1111_1011;
+
+/// Turns the calling process, which has entered a user namespace with all capabilities in it, into this user of it, by
+/// system calls only. The capabilities stay until [`keep_capabilities_inside`].
+pub(super) fn become_user_inside(
+    User { uid, gid }: User,
+    groups: &[libc::gid_t],
+) -> Result<(), Errno> {
+    // SAFETY: plain integers, and a list that outlives the call.
+    unsafe {
+        let (count, list) = (groups.len(), groups.as_ptr());
+        Errno::result(libc::syscall(libc::SYS_setgroups, count, list))?;
+        Errno::result(libc::syscall(libc::SYS_setresgid, gid, gid, gid))?;
+        // Else the change to another user than root takes the right to install a filter away.
+        set_secure_bits(NO_SETUID_FIXUP)?;
+        Errno::result(libc::syscall(libc::SYS_setresuid, uid, uid, uid))?;
+    }
+    set_secure_bits(0)
+}
+
+/// Gives up the capabilities that nothing inside a sandbox with a root of its own has; of a user other than root all, by
+/// system calls only. What cannot be had by executing a program is gone for good.
+pub(super) fn keep_capabilities_inside(is_root: bool) -> Result<(), Errno> {
+    for capability in 0..64_u32 {
+        if capability < u32::BITS && INSIDE & (1 << capability) != 0 {
+            continue;
+        }
+        // SAFETY: plain integers.
+        let dropped = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
+        if dropped < 0 {
+            match Errno::last() {
+                // The kernel has no more capabilities.
+                Errno::EINVAL => break,
+                errno => return Err(errno),
+            }
+        }
+    }
+    let kept = if is_root { INSIDE } else { 0 };
+    let first = CapabilitySets {
+        effective: kept,
+        permitted: kept,
+        inheritable: 0,
+    };
+    set_capabilities([first, CapabilitySets::default()])
 }
 
 /// The first argument of capget(2) and capset(2): the interface's version 3 (`linux/capability.h`), and

@@ -19,6 +19,7 @@ mod identity;
 pub mod listen;
 #[cfg(target_arch = "x86_64")]
 mod memory;
+mod mounts;
 mod namespaces;
 mod poll;
 pub mod proc;
@@ -51,6 +52,10 @@ pub use identity::{
     ActingAs, User, user_has_processes, withhold_capabilities_from_children,
     withhold_ptrace_from_children,
 };
+pub use mounts::{
+    IDS_OF_SANDBOX, MountError, MountPoint, MountSource, MountStep, UserNamespace, clone_mount,
+    open_inside, overlay, read_only_mount,
+};
 pub use namespaces::{
     Holder, HolderError, HolderPlan, HolderStep, NamespaceSet, Setup, wait_for_end,
 };
@@ -69,7 +74,7 @@ pub use pty::{
 pub use rename::{Rename, rename};
 pub use seccomp::{CallListener, WaitingCall, has_filters, has_listeners};
 pub use signals::{ignore, ignore_reserved_signals, is_ignored, restore_default};
-pub use spawn::{ChildPlan, Restriction, SpawnError, SpawnStep, Spawned, spawn};
+pub use spawn::{ChildPlan, Inside, Restriction, SpawnError, SpawnStep, Spawned, spawn};
 pub use system::{
     Resource, birth_time, clock_ticks, landlock_abi, limits, mount_id, page_bytes, random_bytes,
     scrub_environment,

@@ -11,13 +11,14 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixDatagram;
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno;
 
-use super::clone::{ChildStack, clone, clone_in, enter_cgroup};
-use super::identity::{drop_capabilities, forbid_root_capabilities};
+use super::clone::{ChildStack, clone, clone_in, enter_cgroup, write_oom_score};
+use super::identity::{User, drop_capabilities, forbid_root_capabilities};
+use super::mounts::{MOVE_FROM_DESCRIPTOR, MountAttributes, MountPoint, MountSource, place};
 use super::poll::{Events, PollEntry, poll};
 use super::process::{Ending, Pid, pidfd_signal, wait};
 use super::signals::{changed_signals, ignore_by_system_call, set_default};
@@ -76,6 +77,15 @@ pub enum Setup {
     },
     /// `mount_setattr(2)`: adds attributes to a mount, and to those below it if the last is true.
     Attributes(CString, u64, bool),
+    /// Puts the mount that the plan brings in place (`move_mount(2)`).
+    Attach(CString),
+    /// In this root, moves a mount over a directory or a file.
+    Place {
+        root: CString,
+        point: MountPoint,
+        is_directory: bool,
+        from: MountSource,
+    },
     /// Makes the mount at this path the root, and takes everything else out of sight: by `pivot_root(2)`, or
     /// where that is refused by moving the mount over the root.
     Root(CString),
@@ -93,6 +103,10 @@ pub struct HolderPlan {
     pub server: Arc<OwnedFd>,
     /// `argv` of that program.
     pub arguments: Vec<CString>,
+    /// A mount without a place, for [`Setup::Attach`], and the root of the sandbox whose own it is.
+    pub root: Option<(OwnedFd, User)>,
+    /// Further ones, for [`Setup::Place`].
+    pub mounts: Vec<OwnedFd>,
     /// With a namespace of users: where the child writes its pid and reads a byte when its users are mapped, 1 if
     /// they are.
     pub mapping: Option<UnixDatagram>,
@@ -131,12 +145,17 @@ pub struct Holder {
     pid: Pid,
     pidfd: OwnedFd,
     set: NamespaceSet,
+    /// Guards nothing but the turn of whoever signals all: a signal to all reaches another sender too, and one that was
+    /// stopped would never send its own.
+    sender: Mutex<()>,
 }
 
 /// What the child of [`Holder::start`] reads, and what it reports back.
 struct RawPlan<'a> {
     plan: &'a HolderPlan,
     argv: Vec<*const libc::c_char>,
+    /// The descriptors that the child keeps until it executes the program, in order.
+    kept: Vec<RawFd>,
     changed_signals: &'static [c_int],
     failure: Cell<Option<HolderError>>,
 }
@@ -148,8 +167,13 @@ impl Holder {
     /// The step that failed and its errno. Nothing is left of it.
     pub fn start(plan: &HolderPlan) -> Result<Self, HolderError> {
         let argv = plan.arguments.iter().map(|argument| argument.as_ptr());
+        let mut kept = vec![plan.program.as_raw_fd(), plan.server.as_raw_fd()];
+        let root = plan.root.iter().map(|(root, _)| root);
+        kept.extend(root.chain(&plan.mounts).map(AsRawFd::as_raw_fd));
+        kept.sort_unstable();
         let raw = RawPlan {
             plan,
+            kept,
             argv: argv.chain([ptr::null()]).collect(),
             changed_signals: changed_signals(),
             failure: Cell::new(None),
@@ -171,6 +195,7 @@ impl Holder {
             pid,
             pidfd,
             set: plan.set,
+            sender: Mutex::default(),
         })
     }
 
@@ -193,6 +218,37 @@ impl Holder {
     /// Ends it, and with it all processes in its pid namespace. Returns before they have ended.
     pub fn kill(&self) {
         let _ = pidfd_signal(self.pidfd.as_fd(), libc::SIGKILL);
+    }
+
+    /// Signals all processes in its pid namespace but itself, at once; with signal 0 none.
+    ///
+    /// # Errors
+    /// `ESRCH` if there is none, or it has ended itself; those of clone(2).
+    pub fn signal_all(&self, signal: c_int) -> Result<(), Errno> {
+        let _turn = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+        let order = SignalAll {
+            signal,
+            result: Cell::new(Err(Errno::ESRCH)),
+        };
+        let argument = (&raw const order).cast_mut().cast();
+        let announcement = AtomicI32::new(0);
+        let none = (&b""[..], &Cell::new(false));
+        let sent = clone_inside(
+            self,
+            None,
+            signal_all,
+            argument,
+            libc::CLONE_FILES,
+            &announcement,
+            none,
+        );
+        let (_, pidfd) = sent.map_err(|error| match error {
+            EntranceError::Cgroup(errno)
+            | EntranceError::Enter(errno)
+            | EntranceError::Clone(errno) => errno,
+        })?;
+        let _ = wait(pidfd.as_fd(), true);
+        order.result.get()
     }
 
     /// Makes a socket that belongs to its network namespace, close-on-exec.
@@ -232,6 +288,24 @@ impl Drop for Holder {
 impl AsFd for Holder {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
+    }
+}
+
+/// What [`Holder::signal_all`] has a process do.
+struct SignalAll {
+    signal: c_int,
+    result: Cell<Result<(), Errno>>,
+}
+
+extern "C" fn signal_all(argument: *mut c_void) -> c_int {
+    // SAFETY: `Holder::signal_all` passes a SignalAll that outlives this process and is not looked at meanwhile. Plain
+    // integers.
+    unsafe {
+        let order = &*argument.cast_const().cast::<SignalAll>();
+        // Not the first process, and not this one (kill(2)).
+        let result = libc::syscall(libc::SYS_kill, -1, order.signal);
+        order.result.set(Errno::result(result).map(drop));
+        libc::_exit(0)
     }
 }
 
@@ -315,25 +389,22 @@ unsafe fn hold(raw: &RawPlan<'_>) -> HolderStep {
         {
             return HolderStep::Users;
         }
-        // A private table with the program and the server's pidfd alone.
+        // A private table with what is needed alone. It is made with the end of the server's, so that comes first.
         let program = plan.program.as_raw_fd();
-        let (first, second) = (program.min(server), program.max(server));
-        let unshare = libc::CLOSE_RANGE_UNSHARE;
-        for (from, to, flags) in [
-            (second + 1, c_int::MAX, unshare),
-            (first + 1, second - 1, 0),
-            (0, first - 1, 0),
-        ] {
+        let (mut to, mut flags) = (c_int::MAX, libc::CLOSE_RANGE_UNSHARE);
+        for kept in raw.kept.iter().rev().copied().chain([-1]) {
+            let from = kept + 1;
             if from <= to && libc::syscall(libc::SYS_close_range, from, to, flags) < 0 {
                 return HolderStep::Descriptors;
             }
+            (to, flags) = (kept - 1, 0);
         }
         if plan.set.network && !bring_loopback_up() {
             return HolderStep::Loopback;
         }
         libc::umask(0);
         for (index, step) in plan.setup.iter().enumerate() {
-            if !set_up(step) {
+            if !set_up(plan, step) {
                 return HolderStep::Setup(index);
             }
         }
@@ -354,6 +425,13 @@ unsafe fn hold(raw: &RawPlan<'_>) -> HolderStep {
         }
         for signal in raw.changed_signals {
             set_default(*signal);
+        }
+        if plan.root.is_some() {
+            // Before its main function a program opens /dev/null for each of these that is closed, and in the sandbox's
+            // root it may find none that it may open.
+            for _ in 0..3 {
+                libc::syscall(libc::SYS_eventfd2, 0, 0);
+            }
         }
         // The kernel reaps the orphans that this process adopts.
         ignore_by_system_call(libc::SIGCHLD);
@@ -435,18 +513,9 @@ unsafe fn bring_loopback_up() -> bool {
     }
 }
 
-/// `struct mount_attr` of linux/mount.h.
-#[repr(C)]
-struct MountAttributes {
-    set: u64,
-    clear: u64,
-    propagation: u64,
-    user_namespace: u64,
-}
-
 /// # Safety
 /// As for [`hold`].
-unsafe fn set_up(step: &Setup) -> bool {
+unsafe fn set_up(plan: &HolderPlan, step: &Setup) -> bool {
     let at = libc::AT_FDCWD;
     // SAFETY: C strings and a structure that outlive the calls.
     let result = unsafe {
@@ -496,6 +565,22 @@ unsafe fn set_up(step: &Setup) -> bool {
                     &raw const attributes,
                     size,
                 )
+            }
+            Setup::Attach(path) => {
+                let root = plan.root.as_ref().map_or(-1, |(root, _)| root.as_raw_fd());
+                let (empty, flags) = (c"".as_ptr(), MOVE_FROM_DESCRIPTOR);
+                libc::syscall(libc::SYS_move_mount, root, empty, at, path.as_ptr(), flags)
+            }
+            Setup::Place {
+                root,
+                point,
+                is_directory,
+                from,
+            } => {
+                let Some((_, owner)) = &plan.root else {
+                    return false;
+                };
+                return place(root, point, *is_directory, from, &plan.mounts, *owner);
             }
             Setup::Root(path) => return become_root(path),
         }
@@ -559,6 +644,9 @@ struct Entrance<'a> {
     stack: *mut c_void,
     flags: c_int,
     announcement: &'a AtomicI32,
+    /// Written to `/proc/self/oom_score_adj`, if it is any; then `has_oom_score` is set.
+    oom_score: &'a [u8],
+    has_oom_score: &'a Cell<bool>,
     /// The pidfd of the process inside.
     result: Cell<Result<RawFd, EntranceError>>,
 }
@@ -579,7 +667,8 @@ pub(super) enum EntranceError {
 ///
 /// A process cannot change its own pid namespace, and the server's threads may lack the right to enter one. So
 /// a short process enters, and starts the other one as its own sibling (`CLONE_PARENT`): a child of the calling
-/// thread, without an exit signal until execve like every child of [`clone`]. The short one is in the cgroup already: from
+/// thread, without an exit signal until execve like every child of [`clone`]. The score for when memory runs out is set before,
+/// and `Cell` tells whether. The short one is in the cgroup already: from
 /// inside a namespace of cgroups none beyond its root can be entered.
 pub(super) fn clone_inside(
     inside: &Holder,
@@ -588,6 +677,7 @@ pub(super) fn clone_inside(
     argument: *mut c_void,
     flags: c_int,
     announcement: &AtomicI32,
+    (oom_score, has_oom_score): (&[u8], &Cell<bool>),
 ) -> Result<(Pid, OwnedFd), EntranceError> {
     let mut stack = ChildStack::new();
     let entrance = Entrance {
@@ -599,6 +689,8 @@ pub(super) fn clone_inside(
         stack: stack.top(),
         flags: flags | libc::CLONE_VM | libc::CLONE_VFORK,
         announcement,
+        oom_score,
+        has_oom_score,
         result: Cell::new(Err(EntranceError::Enter(Errno::ESRCH))),
     };
     let own = (&raw const entrance).cast_mut().cast();
@@ -648,6 +740,11 @@ extern "C" fn enter(argument: *mut c_void) -> c_int {
             entrance.result.set(Err(EntranceError::Cgroup(errno)));
             libc::_exit(1)
         }
+        // Here, where /proc is the server's, and the process inside gets the same. One that shares memory with others and
+        // is not waited for by vfork would set theirs too (proc(5)).
+        if !entrance.oom_score.is_empty() && write_oom_score(entrance.oom_score) {
+            entrance.has_oom_score.set(true);
+        }
         if !set_namespaces(entrance.holder, entrance.namespaces) {
             entrance
                 .result
@@ -681,6 +778,69 @@ pub fn wait_for_end() -> ! {
         libc::prctl(libc::PR_SET_NAME, c"sandbox-init".as_ptr(), 0, 0, 0);
         loop {
             libc::pause();
+        }
+    }
+}
+
+#[cfg(test)]
+impl HolderPlan {
+    /// Namespaces in which nothing is set up, and whose first process sleeps.
+    pub(super) fn sleeping() -> Self {
+        let program = std::fs::File::open("/bin/sleep").unwrap();
+        let server = super::pidfd_open(std::process::id().cast_signed()).unwrap();
+        Self {
+            set: NamespaceSet {
+                user: false,
+                network: false,
+            },
+            setup: Vec::new(),
+            program: Arc::new(program.into()),
+            server: Arc::new(server),
+            arguments: vec![c"sleep".to_owned(), c"1000".to_owned()],
+            root: None,
+            mounts: Vec::new(),
+            mapping: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn one_sender_of_signals_does_not_stop_the_other() {
+        if !nix::unistd::geteuid().is_root() {
+            assert!(std::env::var_os("CI").is_none(), "SKIPPED in CI");
+            eprintln!("SKIPPED: namespaces need root");
+            return;
+        }
+        let holder = match Holder::start(&HolderPlan::sleeping()) {
+            Ok(holder) => Arc::new(holder),
+            Err(error) => {
+                assert!(std::env::var_os("CI").is_none(), "SKIPPED in CI");
+                eprintln!("SKIPPED: no namespaces here: {error:?}");
+                return;
+            }
+        };
+        let (done, is_done) = channel();
+        for signal in [libc::SIGSTOP, 0] {
+            let (holder, done) = (Arc::clone(&holder), done.clone());
+            std::thread::spawn(move || {
+                for _ in 0..2000 {
+                    // There is nobody else inside.
+                    assert_eq!(holder.signal_all(signal), Err(Errno::ESRCH));
+                }
+                done.send(()).unwrap();
+            });
+        }
+        drop(done);
+        for _ in 0..2 {
+            let ended = is_done.recv_timeout(Duration::from_secs(60));
+            ended.expect("a sender was stopped");
         }
     }
 }

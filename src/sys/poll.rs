@@ -2,13 +2,13 @@
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::socket::{SockaddrIn, SockaddrLike};
+use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 
 /// Events of a descriptor, as poll(2) takes and returns them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,15 +131,15 @@ pub fn refuse_descriptors(socket: BorrowedFd<'_>) {
     }
 }
 
-/// Connects a TCP socket of IPv4 without waiting, whether or not it is a blocking one: like connect(2), sendto(2) with
+/// Connects a TCP socket without waiting, whether or not it is a blocking one: like connect(2), sendto(2) with
 /// `MSG_FASTOPEN` begins a connection, and it has a flag for a single call. There is no data to send with it. Call it again
 /// when the socket is writable, to learn how it ended.
 ///
 /// # Errors
 /// `EINPROGRESS` if the connection has begun; `EALREADY` while it has not ended; `EOPNOTSUPP` where
 /// `net.ipv4.tcp_fastopen` is without its lowest bit; otherwise those of connect(2).
-pub fn connect_without_waiting(socket: BorrowedFd<'_>, address: SocketAddrV4) -> Result<(), Errno> {
-    let address = SockaddrIn::from(address);
+pub fn connect_without_waiting(socket: BorrowedFd<'_>, address: SocketAddr) -> Result<(), Errno> {
+    let address = SockaddrStorage::from(address);
     let flags = libc::MSG_FASTOPEN | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: the address outlives the call; no byte of the null pointer is read.
     let result = unsafe {

@@ -8,13 +8,13 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 use std::thread;
 use std::time::Duration;
 
 use nix::sched::{CpuSet, sched_getaffinity};
 
-use crate::sys::{self, Pid};
+use crate::sys::{self, IDS_OF_SANDBOX, Pid};
 
 /// What a thread does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +27,52 @@ pub enum ThreadState {
     /// Its tracer has stopped it.
     Traced,
     Ended,
+}
+
+/// The ids of sandboxes that have a root of their own: a block for each user of the host's range, in its order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IdBlocks {
+    /// The first user of the range.
+    pub first_user: libc::uid_t,
+    /// The first id of its block.
+    pub first_id: libc::uid_t,
+    /// How many blocks there are.
+    pub count: u32,
+}
+
+static BLOCKS: OnceLock<IdBlocks> = OnceLock::new();
+
+impl IdBlocks {
+    /// From here on, whoever has an id of a block is known as the user that the block is for. Call it once, at the start.
+    pub fn announce(self) {
+        let _ = BLOCKS.set(self);
+    }
+
+    /// The first id of a user's block; `None` if there is none.
+    pub fn of_user(self, uid: libc::uid_t) -> Option<libc::uid_t> {
+        let index = uid.checked_sub(self.first_user)?;
+        let first = index
+            .checked_mul(IDS_OF_SANDBOX)?
+            .checked_add(self.first_id)?;
+        (index < self.count).then_some(first)
+    }
+
+    fn owner_of(self, id: libc::uid_t) -> Option<libc::uid_t> {
+        let index = id.checked_sub(self.first_id)? / IDS_OF_SANDBOX;
+        (index < self.count).then_some(self.first_user + index)
+    }
+}
+
+/// The user whose sandbox has an id: itself, unless it is of a block.
+pub fn user_of(id: libc::uid_t) -> libc::uid_t {
+    let owner = BLOCKS.get().and_then(|blocks| blocks.owner_of(id));
+    owner.unwrap_or(id)
+}
+
+/// An id as it is inside the sandbox whose block it is of.
+pub fn id_inside(id: libc::uid_t) -> libc::uid_t {
+    let blocks = BLOCKS.get().filter(|blocks| blocks.owner_of(id).is_some());
+    blocks.map_or(id, |blocks| (id - blocks.first_id) % IDS_OF_SANDBOX)
 }
 
 /// Some fields of `/proc/<pid>/stat`.
@@ -108,7 +154,7 @@ pub fn owner(pid: Pid) -> Option<libc::uid_t> {
     let path = format!("/proc/{pid}");
     nix::sys::stat::stat(path.as_str())
         .ok()
-        .map(|stat| stat.st_uid)
+        .map(|stat| user_of(stat.st_uid))
 }
 
 /// Whether a signal or a tracer has stopped a process.
@@ -206,7 +252,7 @@ pub fn is_nested(pid: Pid) -> bool {
 pub fn user_has_living(uid: libc::uid_t) -> Option<bool> {
     let is_meant = |pid: Pid| {
         let status = status(pid);
-        number_of(&status, "Uid:") == Some(uid) && !is_zombie(&status)
+        number_of(&status, "Uid:").map(user_of) == Some(uid) && !is_zombie(&status)
     };
     shows_this_namespace().then(|| processes().any(is_meant))
 }
@@ -313,10 +359,10 @@ pub fn use_by_user() -> HashMap<libc::uid_t, UserUse> {
     users
 }
 
-/// The real uid of a process. The owner of its directory in /proc does not tell: it is root if the
+/// The user of a process, by its real uid. The owner of its directory in /proc does not tell: it is root if the
 /// process is not dumpable.
 pub fn real_user(pid: Pid) -> Option<libc::uid_t> {
-    number_of(&status(pid), "Uid:")
+    number_of(&status(pid), "Uid:").map(user_of)
 }
 
 /// The same, quicker if the process is dumpable and not privileged: then its effective user is its real one.

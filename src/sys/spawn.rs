@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use nix::errno::Errno;
 
-use super::clone::{ChildStack, clone_in, enter_cgroup};
+use super::clone::{ChildStack, clone_in, enter_cgroup, write_oom_score};
 use super::descriptors::ReservedSlot;
-use super::identity::{User, become_user};
+use super::identity::{User, become_user, become_user_inside, keep_capabilities_inside};
 use super::namespaces::{EntranceError, Holder, clone_inside};
 use super::process::{Pid, pidfd_signal, wait};
 use super::pty::take_controlling_terminal;
@@ -43,7 +43,7 @@ pub enum SpawnStep {
     Limits,
     /// Enforce the Landlock rulesets.
     Ruleset,
-    /// Set groups, group and user, and drop capabilities.
+    /// Enter the user namespace of a sandbox with a root of its own, and set groups, group and user, and drop capabilities.
     Identity,
     /// Install the system call filter.
     Filter,
@@ -106,6 +106,17 @@ pub struct Restriction<'a> {
     pub filter: &'a [libc::sock_filter],
     /// Whether the filter leaves some calls to the server, which gets its listener.
     pub has_listener: bool,
+    /// The user namespace that [`user`](Self::user) is of, where the sandbox has a root of its own. Its programs may
+    /// change users there.
+    pub inside: Option<Inside<'a>>,
+}
+
+/// Who a command is in the user namespace of its sandbox.
+#[derive(Clone, Copy)]
+pub struct Inside<'a> {
+    pub users: BorrowedFd<'a>,
+    /// Its further groups.
+    pub groups: &'a [libc::gid_t],
 }
 
 /// A child that runs its program.
@@ -124,8 +135,8 @@ struct RawPlan<'a> {
     plan: &'a ChildPlan<'a>,
     /// Become descriptors 0, 1 and 2.
     stdio: [RawFd; 3],
-    /// Become descriptors 3 to 6: a ruleset, what is passed, another ruleset, the channel for a listener.
-    others: [Option<RawFd>; 4],
+    /// Become descriptors 3 to 7: a ruleset, what is passed, another ruleset, the channel for a listener, a user namespace.
+    others: [Option<RawFd>; 5],
     /// With a shared table: the number from which on the child needs none.
     shared_end: Option<c_int>,
     /// Signals that the server ignores or handles and the child must not.
@@ -164,7 +175,9 @@ fn spawn_with(plan: &ChildPlan<'_>, slot: Option<&ReservedSlot>) -> Result<Spawn
     let channel = has_listener.then(ListenerChannel::new).transpose();
     let channel = channel.map_err(failed(SpawnStep::Descriptors))?;
     let child_end = channel.as_ref().map(|channel| channel.child.as_fd());
-    let others = [first, plan.passed, second, child_end];
+    let inside = restriction.and_then(|restriction| restriction.inside);
+    let users = inside.map(|inside| inside.users);
+    let others = [first, plan.passed, second, child_end, users];
     let mut others = others.map(|source| source.map(|source| source.as_raw_fd()));
     if let Some(slot) = slot {
         let sources = stdio.iter_mut().chain(others.iter_mut().flatten());
@@ -190,12 +203,20 @@ fn spawn_with(plan: &ChildPlan<'_>, slot: Option<&ReservedSlot>) -> Result<Spawn
     let argument = (&raw const raw).cast_mut().cast();
     let cloned = if let Some(holder) = plan.inside {
         let announcement = plan.announcement;
-        clone_inside(holder, plan.cgroup, child, argument, sharing, announcement).map_err(|error| {
-            match error {
-                EntranceError::Cgroup(errno) => failed(SpawnStep::Cgroup)(errno),
-                EntranceError::Enter(errno) => failed(SpawnStep::Enter)(errno),
-                EntranceError::Clone(errno) => failed(SpawnStep::Clone)(errno),
-            }
+        let score = (plan.oom_score, &raw.has_oom_score);
+        let cloned = clone_inside(
+            holder,
+            plan.cgroup,
+            child,
+            argument,
+            sharing,
+            announcement,
+            score,
+        );
+        cloned.map_err(|error| match error {
+            EntranceError::Cgroup(errno) => failed(SpawnStep::Cgroup)(errno),
+            EntranceError::Enter(errno) => failed(SpawnStep::Enter)(errno),
+            EntranceError::Clone(errno) => failed(SpawnStep::Clone)(errno),
         })
     } else {
         let (mut stack, to_enter) = (ChildStack::new(), &raw.cgroup_to_enter);
@@ -252,8 +273,11 @@ const RULESET_DESCRIPTORS: [RawFd; 2] = [3, 5];
 /// Where it has the channel for its listener until it has used it.
 const CHANNEL_DESCRIPTOR: RawFd = 6;
 
+/// Where it has its user namespace until it has entered it.
+const USERS_DESCRIPTOR: RawFd = 7;
+
 /// The first number above all that a child has.
-const FIRST_FREE_DESCRIPTOR: RawFd = 7;
+const FIRST_FREE_DESCRIPTOR: RawFd = 8;
 
 /// Prepares the child and executes its program. Returns only the step that failed, with its errno set.
 ///
@@ -287,18 +311,15 @@ unsafe fn run(raw: &RawPlan<'_>) -> SpawnStep {
         for signal in raw.changed_signals {
             set_default(*signal);
         }
-        // When memory runs out the kernel shall kill the command before the server (proc(5)). A
-        // machine without /proc has no such setting: not an error.
-        let path = c"/proc/self/oom_score_adj".as_ptr();
-        let flags = libc::O_WRONLY | libc::O_CLOEXEC;
-        // A raw call: musl's open makes two. execve closes the file.
-        let file = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags);
-        if file >= 0 {
-            let score = plan.oom_score;
-            libc::syscall(libc::SYS_write, file, score.as_ptr(), score.len());
+        // When memory runs out the kernel shall kill the command before the server. Inside of namespaces it has the score
+        // already, and the path may lead elsewhere.
+        if plan.inside.is_none() && write_oom_score(plan.oom_score) {
             raw.has_oom_score.set(true);
         }
-        if plan.restriction.is_some() && libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 {
+        let gets_no_more = plan
+            .restriction
+            .is_some_and(|restriction| restriction.inside.is_none());
+        if gets_no_more && libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 {
             return SpawnStep::NoNewPrivileges;
         }
         for (resource, limit) in plan.limits {
@@ -392,7 +413,8 @@ unsafe fn place_descriptors(raw: &RawPlan<'_>) -> c_int {
 
 /// Gives up what a command must not have. The order matters: rulesets need
 /// `PR_SET_NO_NEW_PRIVS`, setting groups needs capabilities that the user then gives up, and the filter
-/// forbids some of these calls.
+/// forbids some of these calls. Where a sandbox has a root of its own, rulesets and filter need a capability in the user
+/// namespace instead, which is given up last.
 ///
 /// # Safety
 /// As for [`run`].
@@ -415,15 +437,25 @@ unsafe fn restrict(restriction: &Restriction<'_>) -> Result<(), SpawnStep> {
             libc::close(descriptor);
         }
         if let Some(user) = restriction.user {
-            become_user(user).map_err(|_| SpawnStep::Identity)?;
+            let became = match &restriction.inside {
+                None => become_user(user),
+                Some(inside) => enter_users(user, inside),
+            };
+            became.map_err(|_| SpawnStep::Identity)?;
             // Until execve this is the server's memory, run by the sandbox's user. A change of user makes
             // it as dumpable as `fs.suid_dumpable` says (proc(5)): not at all, unless somebody debugs programs of
             // root. Then other threads that act for users make it so again, and only Landlock keeps tracers out:
             // this process has a domain of its own by now.
             libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
         }
+        let is_inside = restriction.inside.is_some();
         if filter.is_empty() {
-            return Ok(());
+            // Nothing else keeps root from what belongs to the machine.
+            return if is_inside {
+                Err(SpawnStep::Filter)
+            } else {
+                Ok(())
+            };
         }
         let mode = libc::SECCOMP_SET_MODE_FILTER;
         let flags = if restriction.has_listener {
@@ -441,8 +473,28 @@ unsafe fn restrict(restriction: &Restriction<'_>) -> Result<(), SpawnStep> {
             send_listener(CHANNEL_DESCRIPTOR, listener).map_err(|_| SpawnStep::Filter)?;
             libc::close(CHANNEL_DESCRIPTOR);
         }
+        if let Some(user) = restriction.user.filter(|_| is_inside) {
+            keep_capabilities_inside(user.uid == 0).map_err(|_| SpawnStep::Identity)?;
+        }
     }
     Ok(())
+}
+
+/// Enters the user namespace of the sandbox and becomes a user of it, with all capabilities there.
+///
+/// # Safety
+/// As for [`run`].
+unsafe fn enter_users(user: User, inside: &Inside<'_>) -> Result<(), Errno> {
+    // SAFETY: plain integers.
+    unsafe {
+        Errno::result(libc::syscall(
+            libc::SYS_setns,
+            USERS_DESCRIPTOR,
+            libc::CLONE_NEWUSER,
+        ))?;
+        libc::close(USERS_DESCRIPTOR);
+    }
+    become_user_inside(user, inside.groups)
 }
 
 #[cfg(test)]
@@ -455,8 +507,7 @@ mod tests {
     use super::*;
     use crate::sys::Ending;
     use crate::sys::descriptors::ReservedSlots;
-    use crate::sys::namespaces::{HolderPlan, NamespaceSet};
-    use std::sync::Arc;
+    use crate::sys::namespaces::HolderPlan;
 
     /// Lists what a child has open, and then what its fourth descriptor says.
     const PROGRAM: &CStr = c"n=0; while [ $n -lt 300 ]; do [ -e /proc/$$/fd/$n ] && echo $n; n=$((n+1)); done; cat /dev/fd/4";
@@ -572,17 +623,7 @@ mod tests {
             let mut lines = text.lines().filter(|line| line.starts_with("0::"));
             lines.any(|line| line.ends_with(&format!("/{name}")))
         };
-        let holder = Holder::start(&HolderPlan {
-            set: NamespaceSet {
-                user: false,
-                network: false,
-            },
-            setup: Vec::new(),
-            program: Arc::new(File::open("/bin/sleep").unwrap().into()),
-            server: Arc::new(crate::sys::pidfd_open(std::process::id().cast_signed()).unwrap()),
-            arguments: vec![c"sleep".to_owned(), c"1000".to_owned()],
-            mapping: None,
-        });
+        let holder = Holder::start(&HolderPlan::sleeping());
         let holder = holder.map_err(|error| format!("{error:?}")).unwrap();
         for is_hidden in [false, true] {
             if is_hidden {
@@ -623,6 +664,7 @@ mod tests {
             rulesets,
             filter: &[],
             has_listener: false,
+            inside: None,
         };
         let ruleset = ruleset.as_ref().map(AsFd::as_fd);
         let restrictions = [

@@ -8,8 +8,12 @@
 //!
 //! These threads have the server's large share too, whatever their nice value, as have those that pack, unpack and watch.
 //! So those of a tenant take one processor together: each pauses until one would have done what all of them did. They
-//! end with the tenant's workspace.
+//! end with the tenant's workspace. So do the threads that read what a context's code writes to the server, for as long as that takes.
+//!
+//! What other requests take of their threads is charged to one of many tenants when they have ended, and paid by its next
+//! ones: each may be small, but there may be many. One that lasts pays in between, at the steps that it takes.
 
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -49,9 +53,29 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(2
 /// What the threads of a tenant do that read much.
 #[derive(Default)]
 pub struct BackgroundWork {
-    /// Until when one processor would have been busy with what they did.
-    busy: Mutex<Option<Instant>>,
+    /// Guards the two, which are about time alone.
+    used: Mutex<UsedTime>,
     is_closed: AtomicBool,
+}
+
+/// What the threads of a tenant have used.
+#[derive(Default)]
+struct UsedTime {
+    /// Until when one processor would have been busy with what they did.
+    busy: Option<Instant>,
+    /// What turns used at their ends, which is no part of that yet: since when, and how long. Each may be too little to
+    /// pause for, but many of them are not.
+    unpaid: Option<(Instant, Duration)>,
+    /// Until when whoever begins has to pause for what was paid last: one of them pays for all.
+    paid: Option<Instant>,
+}
+
+impl UsedTime {
+    fn add(&mut self, used: Duration, since: Instant) -> Instant {
+        let until = self.busy.map_or(since, |busy| busy.max(since)) + used;
+        self.busy = Some(until);
+        until
+    }
 }
 
 impl BackgroundWork {
@@ -71,19 +95,66 @@ impl BackgroundWork {
 
     /// Adds processor time that was used after `since`. Until when whoever used it has to pause.
     fn add(&self, used: Duration, since: Instant) -> Instant {
-        let mut busy = lock(&self.busy);
-        let until = busy.map_or(since, |busy| busy.max(since)) + used;
-        *busy = Some(until);
-        until
+        lock(&self.used).add(used, since)
+    }
+
+    /// Leaves processor time that was used after `since` to be paid by the next turn that asks.
+    fn leave(&self, used: Duration, since: Instant) {
+        let used = used.min(MOST_UNPAID);
+        // What lasted for long is not made up for either.
+        let since = Instant::now()
+            .checked_sub(MOST_UNPAID)
+            .map_or(since, |least| since.max(least));
+        let mut times = lock(&self.used);
+        let (first, before) = times.unpaid.unwrap_or((since, Duration::ZERO));
+        times.unpaid = Some((first.min(since), before + used));
+    }
+
+    /// Pays what turns have left, if it is worth a pause. Until when to pause for that, and for what was paid before.
+    fn pay(&self) -> Option<Instant> {
+        let mut times = lock(&self.used);
+        if let Some((since, used)) = times.unpaid.filter(|(_, used)| *used >= STEPS_TIME) {
+            times.unpaid = None;
+            times.paid = Some(times.add(used, since));
+        }
+        times.paid.filter(|until| *until > Instant::now())
+    }
+
+    /// What requests have left to be paid.
+    #[cfg(test)]
+    pub fn unpaid(&self) -> Duration {
+        let unpaid = lock(&self.used).unpaid;
+        unpaid.map_or(Duration::ZERO, |(_, used)| used)
+    }
+
+    /// Whether anything was charged.
+    #[cfg(test)]
+    pub fn is_charged(&self) -> bool {
+        let used = lock(&self.used);
+        used.unpaid.is_some() || used.busy.is_some()
     }
 
     /// As after so much work.
     #[cfg(test)]
     pub fn owing(used: Duration) -> Arc<Self> {
-        let busy = Mutex::new(Some(Instant::now() + used));
-        let is_closed = AtomicBool::new(false);
-        Arc::new(Self { busy, is_closed })
+        let work = Self::default();
+        work.add(used, Instant::now());
+        Arc::new(work)
     }
+}
+
+/// More is not owed for the end of a turn, which may have lasted for hours.
+const MOST_UNPAID: Duration = Duration::from_secs(1);
+
+thread_local! {
+    /// Up to where the processor time of this thread was charged.
+    static CHARGED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// The processor time of this thread.
+fn thread_time() -> Option<Duration> {
+    let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).ok();
+    time.map(Duration::from)
 }
 
 /// One of these threads.
@@ -108,14 +179,15 @@ impl BackgroundTurn {
     /// A turn of the current thread.
     pub fn of_this_thread(work: &Arc<BackgroundWork>) -> Self {
         let mut turn = Self::new(work);
-        turn.use_time();
+        turn.used = thread_time().unwrap_or_default();
         turn
     }
 
-    /// The processor time since it was asked last.
+    /// The processor time since it was asked last, except what another turn of the thread was charged for.
     fn use_time(&mut self) -> Duration {
-        let now = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(self.used, Duration::from);
-        now.saturating_sub(std::mem::replace(&mut self.used, now))
+        let now = thread_time().unwrap_or(self.used);
+        let charged = CHARGED.replace(now);
+        now.saturating_sub(std::mem::replace(&mut self.used, now).max(charged))
     }
 
     /// Pauses if the tenant's threads have used more than one processor. To be called every few milliseconds. True
@@ -123,6 +195,9 @@ impl BackgroundTurn {
     #[must_use]
     pub fn give_way(&mut self) -> bool {
         let (now, [shortest, longest]) = (Instant::now(), PAUSES);
+        if let Some(until) = self.work.pay() {
+            self.until = self.until.max(until);
+        }
         if now >= self.until + shortest {
             let used = self.use_time();
             self.until = self.work.add(used, self.until).max(now);
@@ -157,22 +232,156 @@ impl BackgroundTurn {
         Ok(())
     }
 
-    /// Asks `interrupt`, and gives way each time before.
-    pub fn before(self, interrupt: &mut dyn Interrupt) -> impl Interrupt + '_ {
+    /// Takes the pauses that are owed, for a second at most: nobody looks whether the client is there.
+    fn take_pauses(&mut self) {
+        let begun = Instant::now();
+        while self.give_way() && self.check_open().is_ok() && begun.elapsed() < MOST_UNPAID {}
+    }
+
+    /// A turn of the current thread that pays what the tenant's turns have left; `None` if that is not worth a pause.
+    pub fn that_pays(work: &Arc<BackgroundWork>) -> Option<Self> {
+        let until = work.pay()?;
+        let mut turn = Self::of_this_thread(work);
+        turn.until = turn.until.max(until);
+        Some(turn)
+    }
+
+    /// The end of a request; `None` if it took nothing that others were not charged for.
+    pub fn end(mut self) -> Option<EndedRequest> {
+        let used = self.use_time();
+        let since = self.until;
+        (!used.is_zero()).then_some(EndedRequest { used, since })
+    }
+
+    /// Asks `interrupt`, and gives way each time before. What the thread uses after the last time is left to the next turn
+    /// of the tenant.
+    pub fn before<I: Interrupt>(self, interrupt: I) -> impl Interrupt + use<I> {
         let turn = self;
         GivesWay { interrupt, turn }
     }
 }
 
+/// What a request took that has ended.
+pub struct EndedRequest {
+    used: Duration,
+    since: Instant,
+}
+
+impl EndedRequest {
+    /// Leaves it to the next turn of a tenant that asks.
+    pub fn leave_to(self, work: &BackgroundWork) {
+        work.leave(self.used, self.since);
+    }
+
+    /// Charges it to a tenant whose next requests do not show whose they are. Pauses for it at once, if the thread `may_pause`.
+    pub fn pay_for(self, work: &Arc<BackgroundWork>, may_pause: bool) {
+        self.leave_to(work);
+        let turn = may_pause.then(|| BackgroundTurn::that_pays(work));
+        if let Some(mut turn) = turn.flatten() {
+            turn.take_pauses();
+        }
+    }
+}
+
+thread_local! {
+    /// How the request is paced that this thread answers, and when it was looked at last.
+    static PACED: RefCell<Option<(BackgroundTurn, Instant)>> = const { RefCell::new(None) };
+}
+
+/// The request that the current thread answers. It is not paced any more when this is dropped.
+#[derive(Default)]
+pub struct PacedRequest(());
+
+impl PacedRequest {
+    /// Paces it from now on, as work of this tenant.
+    pub fn pace(work: &Arc<BackgroundWork>) {
+        PACED.set(Some((BackgroundTurn::of_this_thread(work), Instant::now())));
+    }
+
+    /// It has received or sent something, and will again. Pauses if the tenant has used more than one processor, and no lock
+    /// may be held therefore. A step may take a microsecond, so not each looks at the processor time.
+    pub fn step() {
+        PACED.with_borrow_mut(|paced| {
+            if let Some((turn, looked_at)) = paced
+                && looked_at.elapsed() >= PAUSES[0]
+            {
+                turn.take_pauses();
+                *looked_at = Instant::now();
+            }
+        });
+    }
+}
+
+impl Drop for PacedRequest {
+    fn drop(&mut self) {
+        PACED.take();
+    }
+}
+
+/// Steps of a thread that does other things between them, and goes on with those while the steps pause.
+///
+/// A step may be so small that to ask for the thread's processor time would take a good part of it. So that is asked for
+/// once in many steps. It includes what came between them, and their time on the clock includes waits for a processor:
+/// the smaller of both counts.
+pub struct BackgroundSteps {
+    turn: BackgroundTurn,
+    /// When the last step began.
+    begun: Instant,
+    /// How long the steps took for which there was no pause yet.
+    took: Duration,
+}
+
+/// So long are steps between two pauses. What takes less, and is all that there is, never waits for the tenant's others.
+const STEPS_TIME: Duration = Duration::from_millis(5);
+
+impl BackgroundSteps {
+    /// Steps of the current thread.
+    pub fn of_this_thread(work: &Arc<BackgroundWork>) -> Self {
+        Self {
+            turn: BackgroundTurn::of_this_thread(work),
+            begun: Instant::now(),
+            took: Duration::ZERO,
+        }
+    }
+
+    pub fn begin(&mut self) {
+        self.begun = Instant::now();
+        if self.took.is_zero() {
+            // What came before is no part of it, and the time without steps is not made up for.
+            self.turn.use_time();
+            self.turn.until = self.begun;
+        }
+    }
+
+    /// The step has ended. Until when there must be no other, if there must not be one now.
+    pub fn end(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        self.took += now - self.begun;
+        if self.took < STEPS_TIME {
+            return None;
+        }
+        let used = std::mem::take(&mut self.took).min(self.turn.use_time());
+        let until = self.turn.work.add(used, self.turn.until);
+        Some(until).filter(|until| *until > now)
+    }
+}
+
 /// Gives way each time that it is asked.
-struct GivesWay<'a> {
-    interrupt: &'a mut dyn Interrupt,
+struct GivesWay<I> {
+    interrupt: I,
     turn: BackgroundTurn,
 }
 
-impl Interrupt for GivesWay<'_> {
+impl<I: Interrupt> Interrupt for GivesWay<I> {
     fn check(&mut self) -> std::result::Result<(), Stopped> {
         self.turn.pass(&mut || self.interrupt.check())
+    }
+}
+
+impl<I> Drop for GivesWay<I> {
+    fn drop(&mut self) {
+        let used = self.turn.use_time();
+        self.turn.work.leave(used, self.turn.until);
     }
 }
 
@@ -187,7 +396,7 @@ pub fn run_in_background(
     task: &mut (dyn FnMut(&mut dyn Interrupt) + Send),
 ) -> Result<()> {
     run_with_turn(work, &mut |turn| {
-        task(&mut turn.before(interrupt));
+        task(&mut turn.before(&mut *interrupt));
     })
 }
 
@@ -300,6 +509,7 @@ pub fn raise() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client::Uninterrupted;
 
     #[test]
     fn threads_of_a_tenant_take_one_processor_together() {
@@ -320,6 +530,107 @@ mod tests {
         }
         // One that waited for its client does not make up for it.
         assert_eq!(work.add(at(0), start), start + at(2300));
+    }
+
+    #[test]
+    fn steps_pause_when_they_have_taken_their_time_and_not_before() {
+        let at = Duration::from_millis;
+        let busy = |time: Duration| {
+            let cpu = || Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap());
+            let until = cpu() + time;
+            while cpu() < until {}
+        };
+        let owed = Duration::from_secs(3600);
+        let before = Instant::now();
+        let mut steps = BackgroundSteps::of_this_thread(&BackgroundWork::owing(owed));
+        // Time between the steps does not count.
+        for _ in 0..10 {
+            steps.begin();
+            // A busy machine may have taken the processor away.
+            assert!(steps.end().is_none() || before.elapsed() > at(5));
+            busy(at(1));
+        }
+        steps.begin();
+        busy(at(6));
+        let until = steps.end().unwrap();
+        assert!(until >= before + owed + at(6));
+        // Nor does the wait for a processor.
+        steps.begin();
+        std::thread::sleep(at(100));
+        assert!(steps.end().unwrap() < until + at(50));
+        // One processor can do what they do alone, and they do not make up for the time before.
+        let mut steps = BackgroundSteps::of_this_thread(&Arc::default());
+        let begun = Instant::now();
+        steps.turn.until = begun.checked_sub(at(1000)).unwrap();
+        steps.begin();
+        busy(at(20));
+        assert_eq!(steps.end(), None);
+        let busy = lock(&steps.turn.work.used).busy;
+        assert!(busy.unwrap() >= begun + at(19));
+    }
+
+    #[test]
+    fn a_request_that_lasts_pauses_at_its_steps() {
+        let paced = PacedRequest::default();
+        PacedRequest::step();
+        let work = BackgroundWork::owing(Duration::from_secs(3600));
+        PacedRequest::pace(&work);
+        work.leave(Duration::from_millis(100), Instant::now());
+        let begun = Instant::now();
+        while begun.elapsed() < MOST_UNPAID {
+            PacedRequest::step();
+        }
+        let looked_at = || PACED.with_borrow(|paced| paced.as_ref().map(|(_, at)| *at));
+        // One step took all of that time.
+        assert!(looked_at().unwrap() >= begun + MOST_UNPAID);
+        // Nobody waits for what has been deleted.
+        work.close();
+        std::thread::sleep(PAUSES[0]);
+        PacedRequest::step();
+        drop(paced);
+        assert_eq!(looked_at(), None);
+    }
+
+    #[test]
+    fn what_many_short_turns_use_is_paid_together() {
+        let work = BackgroundWork::default();
+        let (now, at) = (Instant::now(), Duration::from_millis);
+        let ago = |time| now.checked_sub(at(time)).unwrap();
+        work.leave(at(2), ago(50));
+        work.leave(at(2), ago(10));
+        assert_eq!(work.pay(), None);
+        // One processor had the time since the first of them.
+        work.leave(at(2), ago(5));
+        assert_eq!(work.pay(), None);
+        assert_eq!(lock(&work.used).busy, Some(ago(44)));
+        assert_eq!(lock(&work.used).unpaid, None);
+        work.add(at(9000), now);
+        // There is no end to how long a turn may last, but to what it owes.
+        work.leave(at(5000), ago(100_000));
+        let until = now + at(9000) + MOST_UNPAID;
+        assert_eq!(work.pay(), Some(until));
+        // Those that begin meanwhile pause as long, and not for what others do from here on.
+        work.add(at(100), now);
+        assert_eq!(work.pay(), Some(until));
+    }
+
+    #[test]
+    fn the_end_of_a_turn_is_charged_once() {
+        let work = Arc::<BackgroundWork>::default();
+        let turn = || BackgroundTurn::of_this_thread(&work).before(Uninterrupted);
+        let outer = turn();
+        let inner = turn();
+        let until = thread_time().unwrap() + Duration::from_millis(20);
+        while thread_time().unwrap() < until {}
+        drop(inner);
+        let unpaid = || lock(&work.used).unpaid.unwrap().1;
+        let of_inner = unpaid();
+        assert!(of_inner >= Duration::from_millis(20));
+        drop(outer);
+        assert!(unpaid() < of_inner + Duration::from_millis(10));
+        // The next one pays before it begins.
+        turn().check().unwrap();
+        assert!(lock(&work.used).busy.is_some());
     }
 
     #[test]

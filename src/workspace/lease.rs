@@ -81,10 +81,10 @@ impl Workspace {
         contexts: ContextsSettings,
     ) -> Arc<Self> {
         let root = Arc::new(root);
-        let background = Arc::<BackgroundWork>::default();
+        let background = Arc::clone(&ledger.work);
         Self::assemble(
             Lasting {
-                watches: Watches::new(&root, &ledger, &background),
+                watches: Watches::new(&ledger, &background),
                 root,
                 ledger,
                 open: OpenCounts::new(),
@@ -160,6 +160,7 @@ impl Workspace {
             Arc::clone(&confinement),
             Arc::clone(&ledger),
             Arc::clone(&activity),
+            Arc::clone(&background),
         );
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
@@ -210,6 +211,34 @@ impl Workspace {
     pub fn share(&self) -> Result<Lease> {
         let ending = || Error::new(Kind::ShuttingDown, "the sandbox is ending");
         self.this.upgrade().ok_or_else(ending)?.lease()
+    }
+
+    /// Another lease, whose files are accessed as an account of the sandbox's own root: relative paths begin where commands
+    /// of that account start. All else is that of the workspace.
+    ///
+    /// # Errors
+    /// `Invalid` if there is no such account; `ShuttingDown` if the workspace is ending.
+    pub fn share_as(&self, user: &str) -> Result<Lease> {
+        let Some((owner, is_root, home)) = self.confinement.file_account(user)? else {
+            return self.share();
+        };
+        let root = Arc::new(self.root.for_account(owner, is_root, &home));
+        let view = Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            root,
+            confinement: Arc::clone(&self.confinement),
+            processes: Arc::clone(&self.processes),
+            #[cfg(feature = "interpreter")]
+            contexts: Arc::clone(&self.contexts),
+            ports: Arc::clone(&self.ports),
+            watches: Arc::clone(&self.watches),
+            ledger: Arc::clone(&self.ledger),
+            open: Arc::clone(&self.open),
+            venv_makers: Arc::clone(&self.venv_makers),
+            background: Arc::clone(&self.background),
+            activity: Arc::clone(&self.activity),
+        });
+        view.lease()
     }
 
     /// Its files. Until the value is dropped, this thread acts on files as their owner.
@@ -302,8 +331,13 @@ impl Workspace {
 
     /// Asks `interrupt` in work of this thread on much that the tenant has. Others of the tenant and the end of the
     /// workspace come before.
-    pub(super) fn paced<'i>(&self, interrupt: &'i mut dyn Interrupt) -> impl Interrupt + use<'i> {
+    pub fn paced<'i>(&self, interrupt: &'i mut dyn Interrupt) -> impl Interrupt + use<'i> {
         BackgroundTurn::of_this_thread(&self.background).before(interrupt)
+    }
+
+    /// The same, for an answer that this thread makes while its client takes it.
+    pub fn paced_later(&self, interrupt: impl Interrupt + 'static) -> Box<dyn Interrupt> {
+        Box::new(BackgroundTurn::of_this_thread(&self.background).before(interrupt))
     }
 
     /// Runs work that reads, as [`Workspace::work`] does if it is more than a thread is worth: it is then called

@@ -15,7 +15,7 @@ pub struct CommandView<'w> {
 
 /// Which absolute paths lead to files of the workspace.
 enum Reach<'w> {
-    /// Every path of the machine.
+    /// Every path of the machine, or of a root of the sandbox's own.
     Machine,
     /// Paths below the home, and below the sandbox's own `/tmp` if it has one.
     Sandbox {
@@ -28,6 +28,7 @@ impl Workspace {
     /// The view that its commands have of paths.
     pub fn view(&self) -> CommandView<'_> {
         let reach = match self.user() {
+            _ if self.has_own_root() => Reach::Machine,
             None => Reach::Machine,
             Some(_) => Reach::Sandbox {
                 real_home: self.home().on_machine.as_os_str().as_bytes(),
@@ -36,7 +37,10 @@ impl Workspace {
         };
         CommandView {
             reach,
-            home: self.home().in_sandbox.as_os_str().as_bytes(),
+            home: match self.root.account() {
+                Some((home, _)) => home,
+                None => self.home().in_sandbox.as_os_str().as_bytes(),
+            },
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::files::name::FilePath;
 use crate::files::watch::{Ended, EventSink, Settings, TreeChange, TreeEvent, WatchShare, Watcher};
 use crate::limits::ledger::{Charge, Item, Ledger};
 use crate::spec::command::ChosenId;
-use crate::sys::{Events, PollEntry, poll};
+use crate::sys::{Events, PollEntry, User, poll};
 use crate::threads::Thread;
 use crate::threads::lock::{Condvar, Mutex, lock};
 use crate::threads::notify::Notifier;
@@ -69,7 +69,6 @@ pub trait WatchSubscriber {
 
 /// The registered watches of a workspace.
 pub struct Watches {
-    root: Arc<Root>,
     ledger: Arc<Ledger>,
     background: Arc<BackgroundWork>,
     /// What all watches of the workspace may have of the kernel's.
@@ -88,8 +87,16 @@ struct WatchTable {
     all: Vec<Arc<RegisteredWatch>>,
     last_number: u64,
     /// Watches that the thread has not taken over yet.
-    inbox: Vec<(Arc<RegisteredWatch>, Watcher)>,
+    inbox: Vec<Driven>,
     has_thread: bool,
+}
+
+/// A watch that the thread reads.
+struct Driven {
+    watch: Arc<RegisteredWatch>,
+    watcher: Watcher,
+    /// Its files.
+    root: Arc<Root>,
 }
 
 impl WatchTable {
@@ -111,10 +118,16 @@ impl WatchTable {
         &self,
         id: Option<&ChosenId>,
         settings: &Settings,
+        root: &Root,
     ) -> Result<Option<Arc<RegisteredWatch>>> {
+        let owner = root.account().map(|(_, owner)| owner);
         let same_id = |watch: &&Arc<RegisteredWatch>| id.is_some_and(|id| id.as_str() == watch.id);
         match self.all.iter().find(same_id) {
-            Some(watch) if watch.settings == *settings && watch.lasting.is_none() => {
+            Some(watch)
+                if watch.settings == *settings
+                    && watch.owner == owner
+                    && watch.lasting.is_none() =>
+            {
                 let mut ring = lock(&watch.ring);
                 ring.read_at = Instant::now();
                 Ok(ring.ended.is_none().then(|| Arc::clone(watch)))
@@ -145,6 +158,8 @@ pub struct RegisteredWatch {
     /// The directories that were watched when it began.
     pub directories: usize,
     settings: Settings,
+    /// Whom files are accessed as, in a sandbox where there are several.
+    owner: Option<User>,
     /// `None` if it goes when nobody reads it.
     pub lasting: Option<Lasting>,
     is_removed: AtomicBool,
@@ -166,19 +181,14 @@ struct EventRing {
     looked_at: Option<Instant>,
     settled_at: Option<Instant>,
     bytes: usize,
-    /// What the patterns of the watch take of it.
-    patterns: usize,
+    /// What the settings of the watch take of it.
+    settings: usize,
     charge: Charge,
 }
 
 impl Watches {
-    pub(super) fn new(
-        root: &Arc<Root>,
-        ledger: &Arc<Ledger>,
-        background: &Arc<BackgroundWork>,
-    ) -> Arc<Self> {
+    pub(super) fn new(ledger: &Arc<Ledger>, background: &Arc<BackgroundWork>) -> Arc<Self> {
         Arc::new(Self {
-            root: Arc::clone(root),
             share: WatchShare::new(ledger.is_whole()),
             ledger: Arc::clone(ledger),
             background: Arc::clone(background),
@@ -256,11 +266,12 @@ impl Watches {
         &self,
         id: Option<&ChosenId>,
         settings: &Settings,
+        root: &Root,
     ) -> Result<Option<Arc<RegisteredWatch>>> {
-        lock(&self.table).existing(id, settings)
+        lock(&self.table).existing(id, settings, root)
     }
 
-    /// Adds a watch.
+    /// Adds a watch of files of this root.
     ///
     /// # Errors
     /// As [`WatchTable::existing`]; `NoThreads`.
@@ -269,17 +280,18 @@ impl Watches {
         id: Option<&ChosenId>,
         lasting: Option<Lasting>,
         watcher: Watcher,
+        root: &Arc<Root>,
     ) -> Result<Arc<RegisteredWatch>> {
         let wakeup = self.make_wakeup()?;
         // Its watcher may end before it.
-        let patterns = watcher.settings().exclude.size();
-        let charge = self.ledger.charge(Item::Watches, patterns)?;
+        let settings = watcher.settings().size();
+        let charge = self.ledger.charge(Item::Watches, settings)?;
         // Held from here on: others add watches at the same time.
         let mut table = lock(&self.table);
         if lasting.is_some() && table.all.len() >= MAX_WATCHES {
             table.give_up_one();
         }
-        if let Some(watch) = table.existing(id, watcher.settings())? {
+        if let Some(watch) = table.existing(id, watcher.settings(), root)? {
             return Ok(watch);
         }
         table.last_number += 1;
@@ -289,6 +301,7 @@ impl Watches {
         let watch = Arc::new(RegisteredWatch::new(
             id,
             settings,
+            root.account().map(|(_, owner)| owner),
             lasting,
             directories,
             charge,
@@ -312,7 +325,11 @@ impl Watches {
             }
             stays
         });
-        table.inbox.push((Arc::clone(&watch), watcher));
+        table.inbox.push(Driven {
+            watch: Arc::clone(&watch),
+            watcher,
+            root: Arc::clone(root),
+        });
         table.all.push(Arc::clone(&watch));
         drop(table);
         let _ = wakeup.write(1);
@@ -393,7 +410,7 @@ fn drive_or_close(this: &Weak<Watches>, wakeup: &EventFd, background: &Arc<Backg
 
 /// Reads the events of a workspace's watches until there are none, or the workspace is gone.
 fn drive(this: &Weak<Watches>, wakeup: &EventFd, mut turn: BackgroundTurn) {
-    let mut driven: Vec<(Arc<RegisteredWatch>, Watcher)> = Vec::new();
+    let mut driven: Vec<Driven> = Vec::new();
     loop {
         // Not held while it waits: the workspace may end.
         let Some(this) = this.upgrade() else {
@@ -405,7 +422,8 @@ fn drive(this: &Weak<Watches>, wakeup: &EventFd, mut turn: BackgroundTurn) {
             let mut table = lock(&this.table);
             driven.append(&mut table.inbox);
             let is_removed = |watch: &RegisteredWatch| watch.is_removed.load(Ordering::Relaxed);
-            for (watch, watcher) in driven.extract_if(.., |(watch, _)| is_removed(watch)) {
+            for removed in driven.extract_if(.., |driven| is_removed(&driven.watch)) {
+                let Driven { watch, watcher, .. } = removed;
                 drop(watcher);
                 watch.has_given_back.store(true, Ordering::Relaxed);
             }
@@ -420,8 +438,9 @@ fn drive(this: &Weak<Watches>, wakeup: &EventFd, mut turn: BackgroundTurn) {
         let begun = Instant::now();
         // Whoever is notified of an end may register anew at once, so the watcher has given back what it had by then.
         let mut over = Vec::new();
-        driven.retain_mut(
-            |(watch, watcher)| match watch.read(&this.root, watcher, &mut turn) {
+        driven.retain_mut(|driven| {
+            let watch = &driven.watch;
+            match watch.read(&driven.root, &mut driven.watcher, &mut turn) {
                 Ok(next) => {
                     let mut ring = lock(&watch.ring);
                     ring.looked_at = Some(begun);
@@ -435,8 +454,8 @@ fn drive(this: &Weak<Watches>, wakeup: &EventFd, mut turn: BackgroundTurn) {
                     over.push((Arc::clone(watch), ended));
                     false
                 }
-            },
-        );
+            }
+        });
         for (watch, ended) in over {
             watch.has_given_back.store(true, Ordering::Relaxed);
             watch.end(ended);
@@ -448,7 +467,7 @@ fn drive(this: &Weak<Watches>, wakeup: &EventFd, mut turn: BackgroundTurn) {
         drop(this);
         let mut entries: Vec<_> = driven
             .iter()
-            .map(|(_, watcher)| PollEntry::new(watcher.descriptor(), Events::READABLE))
+            .map(|driven| PollEntry::new(driven.watcher.descriptor(), Events::READABLE))
             .collect();
         entries.push(PollEntry::new(
             std::os::fd::AsFd::as_fd(wakeup),
@@ -465,6 +484,7 @@ impl RegisteredWatch {
     fn new(
         id: String,
         settings: Settings,
+        owner: Option<User>,
         lasting: Option<Lasting>,
         directories: usize,
         charge: Charge,
@@ -473,6 +493,7 @@ impl RegisteredWatch {
             id,
             directories,
             settings,
+            owner,
             lasting,
             is_removed: AtomicBool::new(false),
             has_given_back: AtomicBool::new(false),
@@ -484,7 +505,7 @@ impl RegisteredWatch {
                 read_at: Instant::now(),
                 looked_at: None,
                 settled_at: None,
-                patterns: charge.bytes(),
+                settings: charge.bytes(),
                 bytes: charge.bytes(),
                 charge,
             }),
@@ -501,7 +522,7 @@ impl RegisteredWatch {
     pub fn take(&self) -> (Vec<TreeEvent>, Option<Ended>, Charge) {
         let mut ring = lock(&self.ring);
         ring.read_at = Instant::now();
-        let bytes = ring.bytes - ring.patterns;
+        let bytes = ring.bytes - ring.settings;
         let ledger = ring.charge.ledger();
         let charge = ledger.charge_up_to(Item::Watches, bytes, bytes);
         let events = std::mem::take(&mut ring.events);
@@ -707,7 +728,7 @@ impl EventRing {
             self.events.shrink_to(FEW_EVENTS);
         }
         let events = self.events.iter().map(|(_, event)| bytes_of(event));
-        self.bytes = self.patterns + events.sum::<usize>();
+        self.bytes = self.settings + events.sum::<usize>();
         // Less than before, so it cannot be refused.
         let _ = self.charge.set(self.bytes);
     }
@@ -730,14 +751,14 @@ mod tests {
 
     fn watch(ledger: &Arc<Ledger>) -> Arc<RegisteredWatch> {
         let exclude = Matcher::new([&b"*.log"[..]]).unwrap();
-        let charge = ledger.charge(Item::Watches, exclude.size()).unwrap();
         let settings = Settings {
             path: FilePath::new(b"w").unwrap(),
             recursive: false,
             exclude,
         };
+        let charge = ledger.charge(Item::Watches, settings.size()).unwrap();
         let id = "one".to_owned();
-        Arc::new(RegisteredWatch::new(id, settings, None, 1, charge))
+        Arc::new(RegisteredWatch::new(id, settings, None, None, 1, charge))
     }
 
     fn created(number: usize) -> TreeEvent {
@@ -774,10 +795,10 @@ mod tests {
             [(last, TreeEvent::overflow()), (last + 1, created(1))]
         );
         assert!(ring.charge.bytes() < 2 * CHARGED_BYTES);
-        // The patterns stay as long as the watch does.
+        // The settings stay as long as the watch does.
         ring.after(last + 1, last + 1);
         assert!(ring.events.capacity() <= FEW_EVENTS);
-        assert_eq!(ring.charge.bytes(), watch.settings.exclude.size());
+        assert_eq!(ring.charge.bytes(), watch.settings.size());
     }
 
     #[test]
@@ -836,8 +857,7 @@ mod tests {
     #[test]
     fn a_watch_that_nobody_reads_goes_after_five_minutes() {
         let ledger = Budget::new(1 << 20).whole();
-        let root = Arc::new(Root::machine(&std::env::temp_dir()).unwrap());
-        let watches = Watches::new(&root, &ledger, &Arc::default());
+        let watches = Watches::new(&ledger, &Arc::default());
         let watch = watch(&ledger);
         lock(&watches.table).all.push(Arc::clone(&watch));
         let read_at = lock(&watch.ring).read_at;

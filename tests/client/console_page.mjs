@@ -11,7 +11,7 @@ import assert from "node:assert/strict";
 import { execFileSync, spawn } from "node:child_process";
 import { createCipheriv, pbkdf2Sync } from "node:crypto";
 import { once } from "node:events";
-import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
+import { chmodSync, copyFileSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import net from "node:net";
 import { tmpdir } from "node:os";
@@ -1489,6 +1489,28 @@ const checks = {
     await until("a curve", () => page.locator(".curve .line").first().evaluate((line) => (line.getAttribute("d") ?? "").split("L").length > 2));
     await sees(page, ".card .big", /MiB|GiB/);
     await sees(page, ".gauge", "Memory");
+  },
+
+  async sandboxes_with_a_root_of_their_own(checking) {
+    const template = mkdtempSync(join(tmpdir(), "sbx-template-"));
+    try {
+      for (const name of ["bin", "dev", "etc", "proc", "root", "run", "sys", "tmp"]) mkdirSync(join(template, name));
+      copyFileSync("/bin/busybox", join(template, "bin/sh"));
+      writeFileSync(join(template, "etc/passwd"), "root:x:0:0::/root:/bin/sh\n");
+      const server = await checking.server({ isHost: true, environment: { SBX_TEMPLATES: `bare=${template}` } });
+      const page = await visit(checking, server, "#/");
+      await page.getByRole("button", { name: "New sandbox" }).click();
+      await page.getByLabel("A root of its own, made of").selectOption("bare");
+      await page.getByRole("button", { name: "Create" }).click();
+      await sees(page, ".facts", "its own, made of bare; commands run as root");
+      await page.getByRole("link", { name: "Processes" }).click();
+      await run(page, "echo > /here && echo \"$USER at $PWD\"");
+      await sees(page, ".log-line", "root at /root");
+      await page.getByRole("link", { name: "Files" }).click();
+      await sees(page, "table", "here");
+    } finally {
+      rmSync(template, { recursive: true, force: true });
+    }
   },
 
   async sandboxes_of_a_host(checking) {

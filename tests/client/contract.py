@@ -220,6 +220,8 @@ def make_possible(body, is_execution):
     """Makes what the contract says of networks and limits only in words true of a request."""
     network = body.get("network")
     if isinstance(network, dict):
+        # It goes with nothing else, which is said only in words.
+        network.pop("share", None)
         for name in ("allow", "deny"):
             if network.get(name):
                 network[name] = RULES
@@ -281,6 +283,10 @@ def before_call(_context, case, _kwargs):
             case.body["cwd"] = "."
         if case.meta.generation.mode.is_positive:
             make_possible(case.body, case.path.endswith("/execute"))
+        if case.meta.generation.mode.is_positive and case.path == "/v1/sandboxes":
+            # What goes with a root of its own, and which devices and templates there are, is said only in words.
+            for name in ("root", "template", "user", "durable", "devices"):
+                case.body.pop(name, None)
     query = case.query if isinstance(case.query, dict) else {}
     if State.calls % 3 and case.meta.generation.mode.is_positive:
         provide(case, query)

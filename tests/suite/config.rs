@@ -34,6 +34,7 @@ const VARIABLES: &[(&str, &str)] = &[
     ("SBX_UID_RANGE", "20000-59999"),
     ("SBX_MIN_LANDLOCK_ABI", "6"),
     ("SBX_ALLOW_UNCONFINED", "0"),
+    ("SBX_CDI_DIRS", "/etc/cdi,/var/run/cdi"),
     ("SBX_TCP_PORT_RANGE", "none"),
     ("SBX_ISOLATION", "landlock"),
     ("SBX_NETWORK", "open"),
@@ -143,6 +144,7 @@ fn expect_refusal(name: &str, value: &OsStr) {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "it is a table")]
 fn every_bad_value_is_named_and_ends_the_start_with_status_2() {
     // Not numbers.
     let no_number = [
@@ -224,6 +226,16 @@ fn every_bad_value_is_named_and_ends_the_start_with_status_2() {
     }
     for name in ["SBX_HOMES_DIR", "SBX_TOKEN_FILE"] {
         expect_refusal(name, OsStr::new(""));
+    }
+    for value in [
+        "",
+        "cdi",
+        "/etc/cdi,",
+        ",/etc/cdi",
+        "/etc/cdi,run/cdi",
+        "/etc/cdi, /run/cdi",
+    ] {
+        expect_refusal("SBX_CDI_DIRS", OsStr::new(value));
     }
     for value in [
         "",

@@ -50,6 +50,7 @@ mod programs;
 mod proxy;
 mod regression;
 mod release;
+mod roots;
 mod runs;
 mod tenants;
 mod terminals;

@@ -292,7 +292,24 @@ fn assign_slot(
 /// The name of the user in E2B's images. It stands for that of a sandbox, whatever its name is.
 pub(super) const USUAL_USER: &str = "user";
 
-/// Checks the name of the account that a request is to act as: that of the sandbox itself, or the usual name of E2B,
+/// The lease of the account that a request is to act as, in a sandbox where there are several.
+///
+/// # Errors
+/// 401 if there is no such account; the sandbox is ending.
+pub(super) fn act_as(lease: Lease, name: Option<String>) -> Result<Lease, E2bError> {
+    let Some(name) = name.filter(|name| !name.is_empty()) else {
+        return Ok(lease);
+    };
+    lease.share_as(&name).map_err(|error| match error.kind() {
+        Kind::Invalid => {
+            let text = format_args!("invalid username {name:?}: {error}");
+            E2bError::new(Code::Unauthenticated, text)
+        }
+        _ => error.into(),
+    })
+}
+
+/// Checks the name of the account that a request is to act as where there is one: that of the sandbox itself, or the usual name of E2B,
 /// which stands for it.
 ///
 /// # Errors
@@ -305,6 +322,9 @@ pub(super) fn check_user(
         return Ok(());
     };
     let own = workspace.account();
+    if workspace.has_own_root() {
+        return Ok(());
+    }
     if name == own || (name == USUAL_USER && !workspace.has_account(USUAL_USER)) {
         return Ok(());
     }

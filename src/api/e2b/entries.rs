@@ -130,12 +130,16 @@ pub(super) struct Documents<'w> {
     paths: Paths<'w>,
     users: HashMap<u32, String>,
     groups: HashMap<u32, String>,
+    /// Whether other names are those of the machine.
+    is_machine: bool,
 }
 
 impl<'w> Documents<'w> {
     pub(super) fn of(workspace: &'w Workspace) -> Self {
-        let (mut users, mut groups) = (HashMap::new(), HashMap::new());
-        if let Some(user) = workspace.user() {
+        let own = workspace.names();
+        let is_machine = own.is_none();
+        let [mut users, mut groups] = own.unwrap_or_default();
+        if let Some(user) = workspace.user().filter(|_| is_machine) {
             users.insert(user.uid, USUAL_USER.to_owned());
             groups.insert(user.gid, USUAL_USER.to_owned());
         }
@@ -144,6 +148,7 @@ impl<'w> Documents<'w> {
             paths: Paths::of(workspace),
             users,
             groups,
+            is_machine,
         }
     }
 
@@ -214,7 +219,8 @@ impl<'w> Documents<'w> {
 
     fn user(&mut self, uid: u32) -> String {
         let look_up = || {
-            let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
+            let user = self.is_machine.then(|| User::from_uid(Uid::from_raw(uid)));
+            let user = user.and_then(Result::ok).flatten();
             user.map_or_else(|| uid.to_string(), |user| user.name)
         };
         self.users.entry(uid).or_insert_with(look_up).clone()
@@ -222,7 +228,8 @@ impl<'w> Documents<'w> {
 
     fn group(&mut self, gid: u32) -> String {
         let look_up = || {
-            let group = Group::from_gid(Gid::from_raw(gid)).ok().flatten();
+            let group = self.is_machine.then(|| Group::from_gid(Gid::from_raw(gid)));
+            let group = group.and_then(Result::ok).flatten();
             group.map_or_else(|| gid.to_string(), |group| group.name)
         };
         self.groups.entry(gid).or_insert_with(look_up).clone()

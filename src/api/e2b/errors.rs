@@ -272,6 +272,7 @@ impl From<Error> for E2bError {
             | Kind::OverLimit
             | Kind::NoWatches
             | Kind::NoTerminals
+            | Kind::NoIds
             | Kind::NoResources
             | Kind::QueueFull
             | Kind::TooManyContexts

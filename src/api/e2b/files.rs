@@ -148,7 +148,8 @@ fn path(call: &Call<'_, '_>, workspace: &Workspace) -> Result<Option<ClientPath>
     path.map(|path| paths.read(path)).transpose()
 }
 
-fn user(call: &Call<'_, '_>) -> Result<Option<String>, E2bError> {
+/// The account in the query, which is what a signature is for.
+pub(super) fn user(call: &Call<'_, '_>) -> Result<Option<String>, E2bError> {
     let name = call.query.value("username")?;
     Ok(name.map(|name| String::from_utf8_lossy(name).into_owned()))
 }

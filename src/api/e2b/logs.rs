@@ -16,6 +16,7 @@ use super::errors::E2bError;
 use super::processes::end_document;
 use super::sandboxes::place;
 use crate::api::json::list::to_json;
+use crate::client::Interrupt;
 use crate::clock::now_ms;
 use crate::codec::object::object;
 use crate::codec::shortened;
@@ -225,7 +226,11 @@ pub(super) fn logs(call: &mut Call<'_, '_>, id: &str) -> Answer {
     if let Some(created_at) = created_at {
         lines.add(created_at, None, Message::Sandbox("started"));
     }
+    let client = &mut call.interrupt();
+    let interrupt = &mut workspace.paced(client);
     for process in workspace.processes.list() {
+        // Looking at one takes a millisecond.
+        interrupt.check()?;
         add_process(&process, &mut lines);
     }
     respond(call, lines)

@@ -155,7 +155,10 @@ fn try_answer(
         Operation::Unavailable(sentence) => Err(E2bError::unimplemented(sentence)),
         Operation::Health if !access::runs(context, &place) => Err(E2bError::gone()),
         Operation::Health => Ok(Response::new(204, Body::Empty)),
-        Operation::Sandbox(answer) | Operation::Files(answer) => inside(&mut call, &place, answer),
+        Operation::Sandbox(answer) => inside(&mut call, &place, answer),
+        Operation::Files(answer) => inside_as(&mut call, &place, files::user, |call, lease| {
+            answer(call, lease)
+        }),
         Operation::Unary(answer) => inside(&mut call, &place, |call, lease| {
             connect::check_unary(call.request)?;
             let body = call.body()?;
@@ -219,7 +222,22 @@ fn inside(
     place: &AskedSandbox,
     answer: impl FnOnce(&mut Call<'_, '_>, &crate::workspace::Workspace) -> Result<Response, E2bError>,
 ) -> Result<Response, E2bError> {
+    inside_as(call, place, |call| access::user_of(call.request), answer)
+}
+
+/// The same, as the user that the request asks for where there are several.
+fn inside_as(
+    call: &mut Call<'_, '_>,
+    place: &AskedSandbox,
+    user: impl FnOnce(&Call<'_, '_>) -> Result<Option<String>, E2bError>,
+    answer: impl FnOnce(&mut Call<'_, '_>, &crate::workspace::Workspace) -> Result<Response, E2bError>,
+) -> Result<Response, E2bError> {
     let lease = access::enter(call.context, call.request, place, Needs::Running)?;
+    let lease = if lease.has_own_root() {
+        access::act_as(lease, user(call)?)?
+    } else {
+        lease
+    };
     let answered = answer(call, &lease).map_err(|failure| failure.unless_gone(&lease))?;
     Ok(answered.holding(lease))
 }

@@ -32,6 +32,8 @@ pub(super) struct Multipart<'b, 'c> {
     buffer: Box<[u8]>,
     /// Received and not taken: this part of `buffer`.
     unread: Range<usize>,
+    /// How many of its first bytes are known to be the part's.
+    known: usize,
     has_ended: bool,
     is_in_part: bool,
     _charge: Charge,
@@ -69,6 +71,7 @@ impl<'b, 'c> Multipart<'b, 'c> {
             delimiter: Finder::new(&delimiter).into_owned(),
             buffer,
             unread: 0..2,
+            known: 0,
             has_ended: false,
             // What stands before the first delimiter means nothing.
             is_in_part: true,
@@ -126,15 +129,19 @@ impl<'b, 'c> Multipart<'b, 'c> {
                 return Ok(0);
             }
             let unread = &self.buffer[self.unread.clone()];
+            if self.known > 0 {
+                let count = self.known.min(into.len());
+                into[..count].copy_from_slice(&unread[..count]);
+                self.unread.start += count;
+                self.known -= count;
+                return Ok(count);
+            }
             let length = self.delimiter.needle().len();
             let found = self.delimiter.find(unread);
             // The last bytes may be the beginning of a delimiter.
-            let available = found.unwrap_or_else(|| unread.len().saturating_sub(length - 1));
-            if available > 0 {
-                let count = available.min(into.len());
-                into[..count].copy_from_slice(&unread[..count]);
-                self.unread.start += count;
-                return Ok(count);
+            self.known = found.unwrap_or_else(|| unread.len().saturating_sub(length - 1));
+            if self.known > 0 {
+                continue;
             }
             if found.is_some() {
                 self.unread.start += length;

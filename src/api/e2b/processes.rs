@@ -15,7 +15,7 @@ use super::calls::{Answer, Call, Document, ListAnswer, ListBody};
 use super::connect::{self, Messages, append, push, push_end};
 use super::errors::{Code, E2bError};
 use super::paths::Paths;
-use crate::client::{Client, Peer};
+use crate::client::{Client, Interrupt, Peer};
 use crate::codec::fields::{Fields, JsonType, Members, decoded, strings, wrong_type};
 use crate::codec::object::{object, object_of};
 use crate::codec::table::Table;
@@ -48,8 +48,10 @@ const KEEP_ALIVE: &[u8] = b"\0\0\0\0\x1a{\"event\":{\"keepalive\":{}}}";
 
 /// `Start`.
 pub(super) fn start(call: &mut Call<'_, '_>, workspace: &Workspace, fields: Fields<'_>) -> Answer {
-    check_user(workspace, user_of(call.request)?.as_deref())?;
+    let user = user_of(call.request)?;
+    check_user(workspace, user.as_deref())?;
     let mut start = StartRequest::parse(workspace, fields)?;
+    start.user = user.filter(|user| !user.is_empty() && workspace.has_own_root());
     start.timeout = call.timeout()?;
     let lease = workspace.share()?;
     let run = match workspace.run_foreground(start.spec()?, OnDisconnect::Keep) {
@@ -138,10 +140,14 @@ const FEW_VARIABLES: usize = 256;
 const FRAME_BYTES: usize = 256;
 
 /// `List`.
-pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace, _: Fields<'_>) -> ListAnswer {
+pub(super) fn list(call: &mut Call<'_, '_>, workspace: &Workspace, _: Fields<'_>) -> ListAnswer {
     let mut body = ListBody::new(Some("processes"), &workspace.ledger)?;
+    let client = &mut call.interrupt();
+    let interrupt = &mut workspace.paced(client);
     let processes = workspace.processes.list().into_iter();
     for process in processes.filter(|process| process.exit().is_none()) {
+        // Its texts may be long.
+        interrupt.check()?;
         let environment = process.environment.iter();
         let many = Some(environment.len()).filter(|count| *count > FEW_VARIABLES);
         let many = VARIABLE_BYTES * many.unwrap_or(0);
@@ -181,12 +187,27 @@ pub(super) fn send_input(
     Ok(object! {})
 }
 
+/// What a message takes besides its bytes, as if it were bytes.
+const MESSAGE_COST: usize = 1024;
+
+/// The messages after which a stream gives way to its tenant's other work.
+const STEP_BYTES: usize = 64 * 1024;
+
 /// `StreamInput`. Each message is acted on as it arrives.
 pub(super) fn stream_input(call: &mut Call<'_, '_>, workspace: &Workspace) -> Document {
     let ledger = &workspace.ledger;
+    let client = &mut call.interrupt();
+    let interrupt = &mut workspace.paced(client);
     let mut messages = Messages::new(&mut call.request.body, ledger);
     let mut process = None;
+    let mut taken = 0;
     while let Some(message) = messages.next()? {
+        taken += MESSAGE_COST + message.len();
+        // Not each time: what a person types does not wait for searches.
+        if taken >= STEP_BYTES {
+            taken = 0;
+            interrupt.check()?;
+        }
         let mut fields = connect::message(message)?;
         if let Some(start) = object(&mut fields, "start")? {
             let mut start = Fields::from(start);
@@ -294,6 +315,8 @@ struct StartRequest {
     tag: Option<String>,
     has_stdin: bool,
     timeout: Option<Duration>,
+    /// In a sandbox where there are several.
+    user: Option<String>,
 }
 
 impl StartRequest {
@@ -339,6 +362,7 @@ impl StartRequest {
             tag,
             has_stdin: fields.boolean("stdin")?.unwrap_or(true),
             timeout: None,
+            user: None,
         })
     }
 
@@ -364,6 +388,7 @@ impl StartRequest {
         spec.keeps_path = matches!(shell, Some(USUAL_SHELL | PLAIN_SHELL));
         spec.tag.clone_from(&self.tag);
         spec.timeout = self.timeout;
+        spec.user.clone_from(&self.user);
         Ok(spec)
     }
 }

@@ -68,7 +68,7 @@ const ANY: &[&str] = &[];
 
 const NO_SNAPSHOTS: &str = "there are no snapshots here, and so no forks";
 const NO_TEMPLATES: &str =
-    "templates are not built here: the image that the server runs in is the only one";
+    "templates are not built here: the operator names them, by SBX_TEMPLATES and SBX_E2B_TEMPLATES";
 const NO_VOLUMES: &str = "there are no volumes here";
 const NO_SECRETS: &str = "there are no secrets here; pass values by envs";
 const NO_NETWORK: &str =

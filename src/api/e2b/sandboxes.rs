@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::access::names_machine;
+use super::access::{USUAL_USER, names_machine};
 use super::calls::{Answer, Call};
 use super::errors::{Code, E2bError};
 use super::paths::USUAL_HOME;
@@ -26,14 +26,14 @@ use crate::http::{Body, Response};
 use crate::machine::MACHINE_ID;
 use crate::spec::command::{check_environment, environment_bytes};
 use crate::spec::network::{Filter, NetworkPolicy, Rule, Rules};
-use crate::spec::sandbox::{Fate, LifeRules, SandboxSpec, Settings};
+use crate::spec::sandbox::{Fate, LifeRules, RootChoice, SandboxSpec, Settings};
 use crate::sys::proc::{self, MachineUse};
 use crate::workspace::Workspace;
 
 /// The version of E2B's agent whose features are here.
 const VERSION: &str = "0.6.13";
 
-/// The templates that clients ask for unless they choose one. Both are the image that the server runs in.
+/// The templates that clients ask for unless they choose one. Both are the default.
 const TEMPLATES: [&str; 2] = ["base", "code-interpreter-v1"];
 
 /// Before the name of a template, where a client asks whether there is one.
@@ -78,7 +78,7 @@ pub(super) fn create(call: &mut Call<'_, '_>, _: &str) -> Answer {
         return Err(E2bError::invalid(text));
     }
     let body = call.body()?;
-    let mut spec = sandbox_spec(Fields::parse(&body)?, &call.context.e2b_templates)?;
+    let mut spec = sandbox_spec(Fields::parse(&body)?, &templates(call))?;
     spec.key = key;
     let Ok(host) = call.context.machine.host() else {
         // It has the network that it has.
@@ -341,12 +341,13 @@ fn page_of(documents: &[Value], next: Option<u64>) -> Response {
     }
 }
 
-/// `GET /templates`: the names of the image that the server runs in. `GET /v2/templates` has them in pages.
+/// `GET /templates`: the names that clients may give. `GET /v2/templates` has them in pages.
 pub(super) fn list_templates(call: &mut Call<'_, '_>, _: &str) -> Answer {
     let size = Size::of_machine(&proc::machine_use());
     let disk = call.context.machine.disk();
     let started = rfc3339(now_ms().saturating_sub(uptime_ms(call)).cast_signed());
-    let all = template_names(&call.context.e2b_templates).count();
+    let templates = templates(call);
+    let all = templates.names().count();
     let has_pages = call.request.head.path.starts_with(b"/v2/");
     let (limit, next) = if has_pages {
         page(&call.query)?
@@ -355,7 +356,7 @@ pub(super) fn list_templates(call: &mut Call<'_, '_>, _: &str) -> Answer {
     };
     // The token is how many were on the pages before.
     let before = next.map_or(0, |next| usize::try_from(next).unwrap_or(all));
-    let names = template_names(&call.context.e2b_templates);
+    let names = templates.names();
     let documents = names.skip(before).take(limit).map(|name| {
         object! {
             "templateID": name,
@@ -386,7 +387,7 @@ pub(super) fn find_template(call: &mut Call<'_, '_>, _: &str) -> Answer {
     let path = &call.request.head.path;
     let name = path.strip_prefix(ALIASES.as_bytes()).unwrap_or_default();
     let name = String::from_utf8_lossy(&percent_decoded(name)?).into_owned();
-    if name.is_empty() || !is_template(&name, &call.context.e2b_templates) {
+    if templates(call).root(&name).is_none() {
         return Err(E2bError::not_found(format!(
             "there is no template {name:?}"
         )));
@@ -396,18 +397,67 @@ pub(super) fn find_template(call: &mut Call<'_, '_>, _: &str) -> Answer {
     ))
 }
 
-/// The names of the image that the server runs in; `more` are those that the operator has added.
-fn template_names(more: &[String]) -> impl Iterator<Item = &str> {
-    let more = more.iter().map(String::as_str);
-    let more = more.filter(|name| *name != "*" && !TEMPLATES.contains(name));
-    TEMPLATES.into_iter().chain(more)
+/// What clients may name.
+#[derive(Default)]
+struct Templates<'a> {
+    /// Those of the operator, each with the template of roots that it means, if it says so: `NAME`, `NAME=TEMPLATE`, or
+    /// `*` in place of any name.
+    more: &'a [String],
+    /// What roots of sandboxes can be made of.
+    roots: Vec<String>,
+    /// The one of these that a name without one means; `None` for the image that the server runs in.
+    default: Option<&'a str>,
 }
 
-/// Whether a client means the image that the server runs in. It may name a build of it.
-fn is_template(asked: &str, more: &[String]) -> bool {
-    let name = asked.split(':').next().unwrap_or_default();
-    let mut names = template_names(more);
-    names.any(|known| known == name) || (!name.is_empty() && more.iter().any(|known| known == "*"))
+fn templates<'a>(call: &Call<'a, '_>) -> Templates<'a> {
+    let machine = &call.context.machine;
+    Templates {
+        more: &call.context.e2b_templates,
+        roots: machine.templates(),
+        default: machine.default_template(),
+    }
+}
+
+impl Templates<'_> {
+    /// The operator's names, and what each means.
+    fn more(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
+        self.more.iter().map(|entry| match entry.split_once('=') {
+            Some((name, template)) => (name, Some(template)),
+            None => (&**entry, None),
+        })
+    }
+
+    /// All names, each once.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        let more = self.more().map(|(name, _)| name);
+        let more = more.filter(|name| *name != "*" && !TEMPLATES.contains(name));
+        let roots = self.roots.iter().map(String::as_str);
+        let roots = roots
+            .filter(|root| !TEMPLATES.contains(root) && self.more().all(|(name, _)| name != *root));
+        TEMPLATES.into_iter().chain(more).chain(roots)
+    }
+
+    /// The root that a name means, which may be that of a build; `None` if there is no such template.
+    fn root(&self, asked: &str) -> Option<RootChoice> {
+        let asked = asked.split(':').next().filter(|name| !name.is_empty())?;
+        let of_operator = |wanted| self.more().find(|(name, _)| *name == wanted);
+        let own = self.roots.iter().find(|root| *root == asked);
+        let template = match (of_operator(asked), own) {
+            (Some((_, template)), _) => template,
+            (None, Some(own)) => Some(&**own),
+            (None, None) if TEMPLATES.contains(&asked) => None,
+            (None, None) => of_operator("*")?.1,
+        };
+        Some(match template.or(self.default) {
+            Some(template) => RootChoice::Private {
+                template: Some(template.to_owned()),
+                user: Some(USUAL_USER.to_owned()),
+                makes_user: true,
+                is_volatile: false,
+            },
+            None => RootChoice::Shared,
+        })
+    }
 }
 
 /// `GET /snapshots`: there are none.
@@ -689,18 +739,20 @@ fn lifetime(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<Durati
 }
 
 /// What a client asks of a new sandbox.
-fn sandbox_spec(mut fields: Fields<'_>, templates: &[String]) -> Result<SandboxSpec, E2bError> {
+fn sandbox_spec(
+    mut fields: Fields<'_>,
+    templates: &Templates<'_>,
+) -> Result<SandboxSpec, E2bError> {
     let missing = || E2bError::invalid("templateID is missing");
     let template = fields.string("templateID")?.ok_or_else(missing)?;
-    if !is_template(&template, templates) {
-        let names: Vec<_> = template_names(templates).collect();
+    let root_choice = templates.root(&template).ok_or_else(|| {
+        let names: Vec<_> = templates.names().collect();
         let text = format_args!(
-            "there is no template {template:?}: the image that the server runs in is the only one, as {}; \
-             SBX_E2B_TEMPLATES gives it more names",
+            "there is no template {template:?}: it takes {}; SBX_E2B_TEMPLATES adds names",
             names.join(" or ")
         );
-        return Err(E2bError::not_found(text));
-    }
+        E2bError::not_found(text)
+    })?;
     let on_expiry = on_expiry(&mut fields)?.unwrap_or_default();
     let auto_resume = match fields.take("autoResume") {
         None => false,
@@ -747,6 +799,7 @@ fn sandbox_spec(mut fields: Fields<'_>, templates: &[String]) -> Result<SandboxS
             ..Settings::default()
         },
         template,
+        root_choice,
         network: if has_internet {
             network
         } else {
@@ -830,7 +883,10 @@ mod tests {
     use super::*;
 
     fn spec(body: &str) -> Result<SandboxSpec, E2bError> {
-        sandbox_spec(Fields::parse(body.as_bytes()).unwrap(), &[])
+        sandbox_spec(
+            Fields::parse(body.as_bytes()).unwrap(),
+            &Templates::default(),
+        )
     }
 
     #[test]
@@ -899,25 +955,66 @@ mod tests {
     }
 
     #[test]
-    fn an_operator_gives_the_image_more_names() {
-        let more = ["mine", "team/x", "base"].map(str::to_owned);
+    fn names_mean_templates() {
+        let more = ["mine", "team/x", "base", "old=deb", "py=bb"].map(str::to_owned);
+        let roots = ["deb", "py"].map(str::to_owned).to_vec();
+        let template = |templates: &Templates<'_>, asked: &str| match templates.root(asked) {
+            None => "none".to_owned(),
+            Some(RootChoice::Private { template, .. }) => template.unwrap(),
+            Some(_) => "image".to_owned(),
+        };
+        let templates = Templates {
+            more: &more,
+            roots: roots.clone(),
+            default: None,
+        };
         for (asked, expected) in [
-            ("base", true),
-            ("base:v2", true),
-            ("mine", true),
-            ("mine:v2", true),
-            ("team/x", true),
-            ("min", false),
-            ("*", false),
-            ("", false),
+            ("base", "image"),
+            ("base:v2", "image"),
+            ("code-interpreter-v1", "image"),
+            ("mine:v2", "image"),
+            ("team/x", "image"),
+            ("old", "deb"),
+            ("deb:1", "deb"),
+            // The operator's word holds.
+            ("py", "bb"),
+            ("min", "none"),
+            ("*", "none"),
+            ("", "none"),
+            (":", "none"),
         ] {
-            assert_eq!(is_template(asked, &more), expected, "{asked}");
+            assert_eq!(template(&templates, asked), expected, "{asked}");
         }
-        let names: Vec<_> = template_names(&more).collect();
-        assert_eq!(names, ["base", "code-interpreter-v1", "mine", "team/x"]);
-        let any = ["*".to_owned()];
-        assert!(is_template("anything", &any) && !is_template("", &any));
-        assert_eq!(template_names(&any).count(), 2);
+        let names: Vec<_> = templates.names().collect();
+        let expected = [
+            "base",
+            "code-interpreter-v1",
+            "mine",
+            "team/x",
+            "old",
+            "py",
+            "deb",
+        ];
+        assert_eq!(names, expected);
+        // With a default, what means nothing else is that.
+        for (entry, default, expected) in [
+            ("*", None, "image"),
+            ("*", Some("deb"), "deb"),
+            ("*=py", Some("deb"), "py"),
+        ] {
+            let more = [entry.to_owned()];
+            let any = Templates {
+                more: &more,
+                roots: roots.clone(),
+                default,
+            };
+            assert_eq!(template(&any, "anything"), expected);
+            assert_eq!(template(&any, "base"), default.unwrap_or("image"));
+            assert_eq!(
+                (template(&any, ""), any.names().count()),
+                ("none".to_owned(), 4)
+            );
+        }
     }
 
     #[test]

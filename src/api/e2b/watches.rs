@@ -7,7 +7,7 @@ use super::connect::{self, append_document, push, push_end};
 use super::entries::{Documents, METADATA_PREFIX, only_path};
 use super::errors::{Code, E2bError};
 use super::paths::{ClientPath, Paths};
-use crate::client::Client;
+use crate::client::{Client, Interrupt};
 use crate::codec::fields::Fields;
 use crate::codec::object::object;
 use crate::files::name::{FilePath, show};
@@ -69,7 +69,7 @@ pub(super) fn create(
 
 /// `GetWatcherEvents`.
 pub(super) fn events(
-    _: &mut Call<'_, '_>,
+    call: &mut Call<'_, '_>,
     workspace: &Workspace,
     mut fields: Fields<'_>,
 ) -> ListAnswer {
@@ -100,7 +100,11 @@ pub(super) fn events(
         events: Vec::new(),
     };
     let mut body = ListBody::new(Some("events"), &workspace.ledger)?;
+    let client = &mut call.interrupt();
+    let interrupt = &mut workspace.paced(client);
     for event in &events {
+        // Each may be described.
+        interrupt.check()?;
         writer.write(event);
         for document in writer.events.drain(..) {
             body.push(&document)?;

@@ -335,7 +335,7 @@ struct CommandDocument<'a> {
 }
 
 /// Most bytes of a command in a list. The rest is in the document of the process.
-const LISTED_COMMAND_BYTES: usize = 16 * 1024;
+pub(in crate::api) const LISTED_COMMAND_BYTES: usize = 16 * 1024;
 
 /// Takes texts while there is room for them.
 struct Texts {

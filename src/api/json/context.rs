@@ -106,6 +106,7 @@ pub(in crate::api) fn context_request(fields: &mut Fields<'_>) -> Result<(Langua
         environment,
         tag: tag(fields)?,
         network: network::policy(fields)?,
+        user: None,
     };
     let language = language(fields)?.unwrap_or(Language::Python);
     Ok((language, spec))

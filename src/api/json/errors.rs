@@ -52,6 +52,7 @@ impl From<Error> for Refusal {
             Kind::Busy => (503, "busy"),
             Kind::NoWatches => (503, "no_watches"),
             Kind::NoTerminals => (503, "no_terminals"),
+            Kind::NoIds => (503, "no_ids"),
             Kind::QueueFull => (503, "queue_full"),
             Kind::TooManyContexts => (503, "too_many_contexts"),
             Kind::NoThreads => (503, "no_threads"),

@@ -5,6 +5,7 @@ use std::io::{Cursor, Read};
 use serde::Serialize;
 use serde_json::json;
 
+use crate::client::{Interrupt, Uninterrupted};
 use crate::http::{Body, Response};
 
 /// A document as text.
@@ -25,6 +26,8 @@ pub(in crate::api) struct ListDocument<F> {
     is_empty: bool,
     has_ended: bool,
     piece: Cursor<Vec<u8>>,
+    /// Asked before each piece.
+    pace: Box<dyn Interrupt>,
 }
 
 impl<F> ListDocument<F>
@@ -50,12 +53,20 @@ where
             is_empty: true,
             has_ended: false,
             piece: Cursor::new(head.to_vec()),
+            pace: Box::new(Uninterrupted),
         }
+    }
+
+    /// Asks `pace` before each piece. Nothing more is sent if it says so.
+    pub(in crate::api) fn paced(mut self, pace: Box<dyn Interrupt>) -> Self {
+        self.pace = pace;
+        self
     }
 
     /// The answer with this document: at once if it is small.
     pub(in crate::api) fn respond(mut self) -> Response {
-        // Writing to memory does not fail, and neither does serializing a document.
+        // Writing to memory does not fail, and neither does serializing a document. What is interrupted is interrupted
+        // again when it is sent.
         let _ = self.append_piece();
         let body = if self.has_ended {
             Body::Bytes(self.piece.into_inner())
@@ -66,6 +77,8 @@ where
     }
 
     fn append_piece(&mut self) -> std::io::Result<()> {
+        let stopped = |_| std::io::Error::from(std::io::ErrorKind::ConnectionAborted);
+        self.pace.check().map_err(stopped)?;
         let piece = self.piece.get_mut();
         while piece.len() < PIECE_BYTES {
             let start = piece.len();

@@ -19,13 +19,37 @@ const MAX_RULES: usize = 256;
 const ACCEPTED: &str = "open, blocked, or an object with mode";
 
 /// The members of the object.
-const MEMBERS: [&str; 6] = ["mode", "allow", "deny", "proxy", "socks", "transparent"];
+const MEMBERS: [&str; 7] = [
+    "mode",
+    "allow",
+    "deny",
+    "proxy",
+    "socks",
+    "transparent",
+    "share",
+];
+
+/// What a request asks for.
+#[derive(Debug)]
+pub(in crate::api) struct AskedNetwork {
+    pub(in crate::api) policy: NetworkPolicy,
+    /// Whether an open one is to be the machine's, for a sandbox with a root of its own too.
+    pub(in crate::api) is_shared: bool,
+}
 
 /// The policy that a request asks for; `None` if it asks for none.
 ///
 /// # Errors
 /// `Invalid`; `Unavailable` for what this version cannot do.
 pub(in crate::api) fn policy(fields: &mut Fields<'_>) -> Result<Option<NetworkPolicy>> {
+    Ok(asked(fields)?.map(|asked| asked.policy))
+}
+
+/// The network that a request asks for; `None` if it asks for none.
+///
+/// # Errors
+/// As [`policy`].
+pub(in crate::api) fn asked(fields: &mut Fields<'_>) -> Result<Option<AskedNetwork>> {
     let Some(value) = fields.take("network") else {
         return Ok(None);
     };
@@ -36,14 +60,19 @@ pub(in crate::api) fn policy(fields: &mut Fields<'_>) -> Result<Option<NetworkPo
             let policy = policy.ok_or_else(|| {
                 Error::invalid(format_args!("network is {word:?}; it takes {ACCEPTED}"))
             });
-            policy.map(Some)
+            policy.map(|policy| {
+                Some(AskedNetwork {
+                    policy,
+                    is_shared: false,
+                })
+            })
         }
         JsonType::Object => of_object(value).map(Some),
         _ => Err(wrong_type("network", ACCEPTED, value)),
     }
 }
 
-fn of_object(value: &RawValue) -> Result<NetworkPolicy> {
+fn of_object(value: &RawValue) -> Result<AskedNetwork> {
     let Members(members) = decoded("network", value)?;
     // A rule under a wrong name would not hold, so unknown members are not ignored here.
     if let Some(unknown) = members
@@ -64,6 +93,7 @@ fn of_object(value: &RawValue) -> Result<NetworkPolicy> {
     let proxy = upstream(&mut fields, "proxy", Protocol::Http)?;
     let socks = upstream(&mut fields, "socks", Protocol::Socks)?;
     let is_transparent = fields.boolean("transparent")?.unwrap_or(false);
+    let is_shared = fields.boolean("share")?.unwrap_or(false);
     if proxy.is_some() && socks.is_some() {
         return Err(Error::invalid("network takes proxy or socks, and not both"));
     }
@@ -75,7 +105,11 @@ fn of_object(value: &RawValue) -> Result<NetworkPolicy> {
         filter.is_transparent = is_transparent;
         Ok(NetworkPolicy::Filtered(Arc::new(filter)))
     };
-    match (mode, allow) {
+    if is_shared && (mode != 1 || has_more) {
+        let text = "network takes share with mode open and nothing else: nothing of a network that is shared is filtered";
+        return Err(Error::invalid(text));
+    }
+    let policy = match (mode, allow) {
         (0, Some(allow)) => filtered(Some(allow), deny, upstream),
         (0, None) => Err(Error::invalid(
             "network with mode allowlist takes allow, an array",
@@ -90,7 +124,8 @@ fn of_object(value: &RawValue) -> Result<NetworkPolicy> {
         _ => Err(Error::invalid(
             "network with mode blocked takes nothing else",
         )),
-    }
+    }?;
+    Ok(AskedNetwork { policy, is_shared })
 }
 
 fn rules(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<Vec<Rule>>> {

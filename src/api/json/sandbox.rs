@@ -12,7 +12,8 @@ use crate::host::Sandbox;
 use crate::machine::Machine;
 use crate::spec::command::{EnvironmentChange, check_environment};
 use crate::spec::isolation::Isolation;
-use crate::spec::sandbox::{SandboxSpec, StopCause};
+use crate::spec::sandbox::{RootChoice, SandboxSpec, StopCause, is_device_name};
+use crate::sys::IDS_OF_SANDBOX;
 
 /// Most sandboxes of one request.
 const MAX_SANDBOXES: u64 = 10_000;
@@ -24,7 +25,7 @@ const MAX_ENVIRONMENT_BYTES: usize = 128 * 1024;
 /// Most TCP ports of a sandbox.
 const MAX_TCP_PORTS: u64 = 16;
 
-/// Most paths that are added to what a sandbox can read, or change.
+/// Most paths that are added to what a sandbox can read, or change; and most devices.
 const MAX_PATHS: usize = 64;
 
 /// Reads the body of a request for sandboxes: their number and settings. An empty body asks for one
@@ -45,17 +46,56 @@ pub(in crate::api) fn sandbox_request(fields: &mut Fields<'_>) -> Result<(usize,
     }
     let count = fields.whole("count", 1..=MAX_SANDBOXES)?.unwrap_or(1);
     let ports = fields.whole("tcp_ports", 0..=MAX_TCP_PORTS)?.unwrap_or(0);
+    let network = network::asked(fields)?;
     let spec = SandboxSpec {
         environment: environment.into(),
         settings: settings(fields)?,
         isolation: fields.choice("isolation", &Isolation::NAMES)?,
-        network: network::policy(fields)?,
+        root_choice: root(fields)?,
+        shares_network: network.as_ref().is_some_and(|network| network.is_shared),
+        network: network.map(|network| network.policy),
         read_only_paths: paths(fields, "read_only_paths")?,
         read_write_paths: paths(fields, "read_write_paths")?,
+        devices: devices(fields)?,
         tcp_ports: usize::try_from(ports).unwrap_or(usize::MAX),
         ..SandboxSpec::default()
     };
     Ok((usize::try_from(count).unwrap_or(usize::MAX), spec))
+}
+
+/// Longest name of a template and of a user.
+const MAX_NAME: usize = 256;
+
+/// Which root a sandbox is to have.
+fn root(fields: &mut Fields<'_>) -> Result<RootChoice> {
+    let private = fields.choice("root", &[("shared", false), ("private", true)])?;
+    let template = fields.string("template")?;
+    let user = fields.string("user")?;
+    let texts = [&template, &user].into_iter().flatten();
+    if texts
+        .clone()
+        .any(|text| text.is_empty() || text.len() > MAX_NAME)
+    {
+        let text = format!("template and user take 1 to {MAX_NAME} bytes");
+        return Err(Error::invalid(text));
+    }
+    let durable = fields.boolean("durable")?;
+    let has_more = texts.count() > 0 || durable.is_some();
+    match private {
+        Some(true) => Ok(RootChoice::Private {
+            template,
+            user,
+            makes_user: false,
+            is_volatile: durable == Some(false),
+        }),
+        private => {
+            if has_more {
+                let text = "template, user and durable go with root private only";
+                return Err(Error::invalid(text));
+            }
+            Ok(private.map_or(RootChoice::Default, |_| RootChoice::Shared))
+        }
+    }
 }
 
 /// What is kept of a sandbox that is paused.
@@ -80,18 +120,40 @@ pub(in crate::api) fn pause_request(fields: &mut Fields<'_>) -> Result<(Keep, bo
 
 /// Absolute paths; none if there is no such field.
 fn paths(fields: &mut Fields<'_>, name: &'static str) -> Result<Vec<String>> {
-    let accepted = format!("an array of at most {MAX_PATHS} absolute paths");
-    let paths = fields
+    texts(fields, name, "absolute paths")
+}
+
+/// Names of devices; none if there is no such field.
+fn devices(fields: &mut Fields<'_>) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for name in texts(fields, "devices", DEVICE_NAMES)? {
+        if !is_device_name(&name) {
+            let text = format_args!("devices has {name:?}; it takes {DEVICE_NAMES}");
+            return Err(Error::invalid(text));
+        }
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+const DEVICE_NAMES: &str = "names such as nvidia.com/gpu=all";
+
+/// At most [`MAX_PATHS`] texts.
+fn texts(fields: &mut Fields<'_>, name: &'static str, what: &str) -> Result<Vec<String>> {
+    let accepted = format!("an array of at most {MAX_PATHS} {what}");
+    let texts = fields
         .take(name)
         .map(|array| strings(name, &accepted, array));
-    let paths = paths.transpose()?.unwrap_or_default();
-    if paths.len() > MAX_PATHS {
-        let count = paths.len();
+    let texts = texts.transpose()?.unwrap_or_default();
+    if texts.len() > MAX_PATHS {
+        let count = texts.len();
         return Err(Error::invalid(format_args!(
-            "{name} has {count} paths; it takes {accepted}"
+            "{name} has {count} elements; it takes {accepted}"
         )));
     }
-    Ok(paths)
+    Ok(texts)
 }
 
 /// The version of the contract with clients.
@@ -126,6 +188,12 @@ pub(in crate::api) struct MachineDocument {
     always: IsolationDocument,
     postures: Vec<&'static str>,
     isolations: Vec<&'static str>,
+    /// What roots of sandboxes can be made of.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    templates: Vec<String>,
+    /// Why sandboxes cannot have roots of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    no_private_root: Option<String>,
     /// Of sandboxes that choose none.
     #[serde(skip_serializing_if = "Option::is_none")]
     default: Option<&'static str>,
@@ -139,6 +207,8 @@ impl MachineDocument {
             always: IsolationDocument::of(machine),
             postures: machine.network_policies(),
             isolations: machine.isolations(),
+            templates: machine.templates(),
+            no_private_root: machine.lack_of_roots(),
             default: machine.default_isolation(),
             limits: machine.limits(),
         };
@@ -199,6 +269,21 @@ pub(in crate::api) struct SandboxDocument {
     limits: LimitsDocument,
     network: NetworkPolicyDocument,
     tcp_ports: Vec<u16>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    devices: Vec<String>,
+    root: &'static str,
+    /// What a root of its own was made of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    template: Option<String>,
+    /// Who runs commands that choose nobody, in a root of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<String>,
+    /// The ids of the machine that those of a root of its own are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ids: Option<IdsDocument>,
+    /// Whether the files of a root of its own outlast a failure of the machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    durable: Option<bool>,
     filesystem: FilesystemDocument,
     restrictions: Vec<&'static str>,
     isolation: SandboxIsolation,
@@ -214,9 +299,18 @@ struct LimitsDocument {
     processes: &'static str,
 }
 
+/// A block of ids.
+#[derive(Serialize)]
+struct IdsDocument {
+    first: u32,
+    count: u32,
+}
+
 /// The paths that commands reach.
 #[derive(Serialize)]
 struct FilesystemDocument {
+    /// `shared` or `private`.
+    root: &'static str,
     read_only: Vec<String>,
     read_write: Vec<String>,
 }
@@ -233,11 +327,12 @@ impl SandboxDocument {
     /// Describes a sandbox; its token is for the client that made it only.
     pub(in crate::api) fn of(sandbox: &Sandbox, landlock_abi: u32, token: Option<String>) -> Self {
         let (limits, (state, state_since_ms)) = (&sandbox.limits, sandbox.state());
+        let root = sandbox.own_root();
         Self {
             id: sandbox.id.clone(),
             token,
             uid: sandbox.user.uid,
-            home: sandbox.home.to_string_lossy().into_owned(),
+            home: sandbox.shown_home().to_string_lossy().into_owned(),
             created_at_ms: sandbox.created_at_ms,
             state: state.name(),
             state_since_ms,
@@ -254,7 +349,17 @@ impl SandboxDocument {
             },
             network: NetworkPolicyDocument::of(sandbox.network()),
             tcp_ports: sandbox.tcp_ports().to_vec(),
+            devices: sandbox.spec.devices.clone(),
+            root: root.map_or("shared", |_| "private"),
+            template: root.map(|(spec, ..)| spec.template.clone()),
+            user: root.map(|(_, user, _)| user.to_owned()),
+            ids: root.map(|(.., first)| IdsDocument {
+                first,
+                count: IDS_OF_SANDBOX,
+            }),
+            durable: root.map(|(spec, ..)| !spec.is_volatile),
             filesystem: FilesystemDocument {
+                root: root.map_or("shared", |_| "private"),
                 read_only: sandbox.read_only_paths(),
                 read_write: sandbox.read_write_paths(),
             },

@@ -9,14 +9,17 @@ use serde_json::value::RawValue;
 
 use super::calls::{Outcome, ToolCall, ToolResult, fields, to_value};
 use super::output::{Collector, ENOUGH_BYTES, Keep, Shown};
-use crate::api::json::command::{ExitEvent, ProcessDocument, command_request, signal_request};
+use crate::api::json::command::{
+    ExitEvent, LISTED_COMMAND_BYTES, ProcessDocument, command_request, signal_request,
+};
 use crate::api::json::network::{ListenerDocument, PortDocument};
-use crate::client::Stopped;
+use crate::client::{Interrupt, Stopped};
 use crate::codec::fields::{JsonType, decoded, wrong_type};
 use crate::codec::object::object;
 use crate::error::{Error, Kind};
 use crate::process::ring::Cursor;
 use crate::process::{Exit, Extent, OnDisconnect, Process};
+use crate::spec::command::{CommandLine, CommandSpec};
 use crate::workspace::{MemorySource, SignalGroup};
 
 /// How long `run` waits for a command.
@@ -28,6 +31,15 @@ const PORT_WAIT: Duration = Duration::from_secs(60);
 /// What a process in a list takes: it has the beginning of its command.
 const DOCUMENT_BYTES: usize = 4096;
 
+/// What a word of a command takes besides its text: a place in a list that may just have grown, and the allocator's header.
+const WORD_BYTES: usize = 2 * size_of::<Value>() + 32;
+
+/// What the answer about a process that was started takes of each byte of its command: JSON writes some characters as six.
+const ANSWER_USES: usize = 7;
+
+/// What that answer takes besides.
+const START_BYTES: usize = 2 * DOCUMENT_BYTES;
+
 /// Characters of its command in the text.
 const SHOWN_CHARACTERS: usize = 100;
 
@@ -37,7 +49,7 @@ const MAX_PROCESSES: usize = 500;
 /// A command that is waited for.
 pub(super) fn run(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
     let wait = fields(arguments)?.seconds("wait")?.unwrap_or(RUN_WAIT);
-    let spec = command_request(&mut fields(arguments)?)?.spec;
+    let spec = spec(call, arguments)?;
     let run = call.workspace.run_foreground(spec, OnDisconnect::Kill)?;
     let process = run.process().clone();
     let until = Instant::now().checked_add(wait);
@@ -52,13 +64,26 @@ pub(super) fn run(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome 
 
 /// A command that is left running.
 pub(super) fn start(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
-    let spec = command_request(&mut fields(arguments)?)?.spec;
+    let spec = spec(call, arguments)?;
+    // A client that is told of a failure would start it again.
+    call.reserve(START_BYTES + listed_bytes(spec.line(), 2 * WORD_BYTES, ANSWER_USES))?;
     let process = call.workspace.start_background(spec)?;
     let text = format!("started {} (pid {})", process.id, process.pid);
     Ok(ToolResult::new(
         text,
         to_value(&ProcessDocument::of(&process, false)),
     ))
+}
+
+fn spec(call: &ToolCall<'_, '_>, arguments: &RawValue) -> Result<CommandSpec, Error> {
+    let mut fields = fields(arguments)?;
+    let mut spec = command_request(&mut fields)?.spec;
+    spec.user = fields.string("user")?;
+    if spec.user.is_some() && !call.workspace.has_own_root() {
+        let text = "user goes with sandboxes that have a root of their own; here all commands have the same user";
+        return Err(Error::invalid(text));
+    }
+    Ok(spec)
 }
 
 /// A process by its id. The error speaks of tools: there are no routes here.
@@ -182,13 +207,36 @@ pub(super) fn stop(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome
     Ok(ToolResult::new(text, structured))
 }
 
+/// What the beginning of a command takes that a document has.
+fn listed_bytes(command: &CommandLine, of_word: usize, of_byte: usize) -> usize {
+    let texts = command.texts().take(LISTED_COMMAND_BYTES);
+    let texts = texts.map(|text| of_word + of_byte * text.len());
+    let most = LISTED_COMMAND_BYTES * (of_word + of_byte);
+    texts.sum::<usize>().min(most)
+}
+
+/// What those of several processes take. Each may have thousands of words.
+fn documents_bytes(call: &mut ToolCall<'_, '_>, all: &[Arc<Process>]) -> Result<usize, Stopped> {
+    let paced = &mut call.workspace.paced(call.client);
+    let mut bytes = 0;
+    for process in all {
+        paced.check()?;
+        bytes += DOCUMENT_BYTES + listed_bytes(&process.command, WORD_BYTES, 1);
+    }
+    Ok(bytes)
+}
+
 /// The existing processes, and those of the history.
 pub(super) fn processes(call: &mut ToolCall<'_, '_>, _: &RawValue) -> Outcome {
     let all = call.workspace.processes.list();
     let latest = &all[all.len().saturating_sub(MAX_PROCESSES)..];
+    let bytes = documents_bytes(call, latest)?;
+    call.reserve(bytes)?;
+    let paced = &mut call.workspace.paced(call.client);
     let mut text = String::new();
     let mut documents = Vec::new();
     for process in latest {
+        paced.check()?;
         let state = match process.exit().as_ref().map(ExitEvent::of) {
             None => "running".to_owned(),
             Some(end) => end
@@ -197,7 +245,6 @@ pub(super) fn processes(call: &mut ToolCall<'_, '_>, _: &RawValue) -> Outcome {
         };
         let command = process.command.beginning(4 * SHOWN_CHARACTERS);
         let command: String = command.chars().take(SHOWN_CHARACTERS).collect();
-        call.reserve((documents.len() + 1) * DOCUMENT_BYTES)?;
         let _ = writeln!(
             text,
             "{} (pid {}) {state}: {command}",

@@ -13,7 +13,7 @@ use super::listing;
 use super::message::{Era, RpcError, server_info};
 use super::tools::Invocation;
 use crate::api::context::Context;
-use crate::client::{Disconnected, Stopped, check_peer, send_all_within};
+use crate::client::{Disconnected, Interrupt, Stopped, Uninterrupted, check_peer, send_all_within};
 use crate::codec::object::object;
 use crate::error::Error;
 use crate::http::late::LateStream;
@@ -186,7 +186,13 @@ pub(super) fn perform(
         };
         let mut client = ToolClient::new(stream, ping_interval);
         let mut answers = Vec::new();
+        let nobody = &mut Uninterrupted;
+        let paced = &mut lease.paced(nobody);
         for step in steps {
+            // Each is little work, but a batch may have very many.
+            if is_batch && paced.check().is_err() {
+                return None;
+            }
             match answer(step, &lease, &mut client, &mut room) {
                 Ok(document) => answers.push(document),
                 Err(Unanswered::Disconnected) => return None,
@@ -396,6 +402,31 @@ mod tests {
         let made = std::iter::from_fn(|| answer().ok()).count();
         assert!((8..10).contains(&made), "{made}");
         assert_eq!(answer(), Err(Unanswered::TooLarge));
+    }
+
+    #[test]
+    fn a_command_is_not_started_if_there_is_no_room_to_tell() {
+        let workspace = Workspace::for_test(Path::new("/"));
+        let lease = workspace.lease().unwrap();
+        let [near, _far] = connection();
+        let mut words = vec![""; 1000];
+        words[0] = "true";
+        let arguments = json!({ "cmd": words }).to_string();
+        let start = Step::Call(
+            id(),
+            Era::Legacy,
+            Invocation {
+                tool: tools::find("start").unwrap(),
+                arguments: RawValue::from_string(arguments).unwrap(),
+                progress_token: None,
+            },
+        );
+        let mut room = Room::new(&Budget::new(64 << 10).whole());
+        let document = answered(start, &lease, &mut room, &near).unwrap();
+        let document: Value = serde_json::from_slice(&document).unwrap();
+        let code = &document["result"]["structuredContent"]["code"];
+        assert_eq!(code, "over_limit", "{document}");
+        assert!(lease.processes.list().is_empty());
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub(super) struct Call<'a, 'c> {
     pub(super) context: &'a Context,
     pub(super) request: &'a mut Request<'c>,
     pub(super) query: Query,
-    /// The names of fields of the body that are not known. The answer tells them.
+    /// The names of fields of the body, or parameters, that mean nothing here. The answer tells them.
     pub(super) ignored: Vec<String>,
 }
 
@@ -64,7 +64,7 @@ impl Call<'_, '_> {
     ) -> Result<T, Refusal> {
         let parsed = read(&mut fields);
         // Also where something is missing: it may be there under another name.
-        self.ignored = fields.unknown(parsed.is_ok())?;
+        self.ignored.append(&mut fields.unknown(parsed.is_ok())?);
         Ok(parsed?)
     }
 

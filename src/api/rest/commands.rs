@@ -10,7 +10,9 @@ use crate::api::json::command::{
     resize_request, signal_request,
 };
 use crate::api::json::list::ListDocument;
+use crate::codec::fields::Fields;
 use crate::codec::object::object;
+use crate::error::Error;
 use crate::http::stream::StreamWriter;
 use crate::http::{Refusal, Response};
 use crate::limits::ledger::{Charge, Item};
@@ -23,7 +25,7 @@ const USES_OF_COMMAND: usize = 6;
 
 /// `POST exec`.
 pub(super) fn exec(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
-    let request = request(call)?;
+    let request = request(call, workspace)?;
     if request.spec.background {
         return started(call, workspace, request);
     }
@@ -42,13 +44,28 @@ pub(super) fn exec(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
 
 /// `POST processes`: `exec` in the background.
 pub(super) fn start(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
-    let request = request(call)?;
+    let request = request(call, workspace)?;
     started(call, workspace, request)
 }
 
-fn request(call: &mut Call<'_, '_>) -> Result<CommandRequest, Refusal> {
+fn request(call: &mut Call<'_, '_>, workspace: &Workspace) -> Result<CommandRequest, Refusal> {
     call.require_body()?;
-    call.parse(command_request)
+    call.parse(|fields| {
+        let mut request = command_request(fields)?;
+        request.spec.user = user(fields, workspace)?;
+        Ok(request)
+    })
+}
+
+/// Whom a request asks to run as. Where there is one user only, the field is reported as ignored.
+pub(super) fn user(
+    fields: &mut Fields<'_>,
+    workspace: &Workspace,
+) -> Result<Option<String>, Error> {
+    if workspace.has_own_root() {
+        return fields.string("user");
+    }
+    fields.check_string("user").map(|()| None)
 }
 
 fn started(call: &mut Call<'_, '_>, workspace: &Workspace, request: CommandRequest) -> Answer {
@@ -57,7 +74,8 @@ fn started(call: &mut Call<'_, '_>, workspace: &Workspace, request: CommandReque
 }
 
 /// `GET processes`.
-pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+pub(super) fn list(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let pace = workspace.paced_later(call.interrupt());
     let processes = Arc::clone(&workspace.processes);
     let mut listed = 0..processes.next_number();
     let append_next = move |out: &mut Vec<u8>| {
@@ -67,7 +85,7 @@ pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
         listed.start = number + 1;
         serde_json::to_writer(out, &ProcessDocument::of(&process, false)).map(|()| true)
     };
-    Ok(ListDocument::array(append_next).respond())
+    Ok(ListDocument::array(append_next).paced(pace).respond())
 }
 
 /// `GET processes/{id}`.

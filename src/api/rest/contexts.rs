@@ -37,7 +37,11 @@ pub(super) fn languages(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
 
 /// `POST contexts`.
 pub(super) fn create(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
-    let (language, spec) = call.parse_optional(context_request)?;
+    let (language, spec) = call.parse_optional(|fields| {
+        let (language, mut spec) = context_request(fields)?;
+        spec.user = super::commands::user(fields, workspace)?;
+        Ok((language, spec))
+    })?;
     let mut interrupt = call.interrupt();
     let context = workspace.contexts.create(language, spec, &mut interrupt)?;
     Ok(document(&context))

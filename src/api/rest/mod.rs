@@ -40,7 +40,7 @@ mod watches;
 
 use super::browsers::{APART, OWN};
 use super::context::{Context, note_failure};
-use crate::auth::Access;
+use crate::auth::{Access, Holder};
 use crate::fault;
 use crate::http::{Body, Refusal, Request, Response};
 use crate::workspace::Needs;
@@ -96,6 +96,9 @@ fn authenticate_and_answer(
     let is_public = path.starts_with(b"/.well-known/") || path == b"/favicon.ico";
     if let Some(access) = target.access(&request.head.method).filter(|_| !is_public) {
         context.authenticate(request, access, target.is_proxied())?;
+    } else if context.is_operator(request) {
+        // So that the connection stays the operator's, who perhaps asks for nothing but the health of the server.
+        context.assign_slot(request, Holder::Operator)?;
     }
     if request.head.method == "OPTIONS" && path == b"*" {
         return Ok(Response::new(204, Body::Empty)
@@ -103,6 +106,9 @@ fn authenticate_and_answer(
     }
     answer(context, request, target)
 }
+
+/// The parameter of a query that says whom files are accessed as.
+const USER: &str = "user";
 
 /// Answers an authenticated request.
 fn answer(context: &Context, request: &mut Request<'_>, target: &Target<'_>) -> Answer {
@@ -151,7 +157,14 @@ fn answer(context: &Context, request: &mut Request<'_>, target: &Target<'_>) -> 
                 Operation::Running(_) => Needs::Processes,
                 _ => Needs::Files,
             };
-            let lease = context.enter(call.request, target.scope, needs)?;
+            let mut lease = context.enter(call.request, target.scope, needs)?;
+            if let Some(user) = call.query.text(USER)? {
+                if lease.has_own_root() {
+                    lease = lease.share_as(&user)?;
+                } else {
+                    call.ignored.push(USER.to_owned());
+                }
+            }
             fault::point("request");
             let response = match operation {
                 InWorkspace::Plain(answer) => answer(&mut call, &lease),

@@ -139,14 +139,14 @@ const CORE: &[Route] = &[
     row(GET, "venv", "venv", &[], In(Plain(venv::describe))),
     row(POST, "venv", "venv", &[], Run(Plain(venv::make))),
 
-    row(GET, "files/read", "read", &["path", "offset", "length", "lines"], In(Plain(files::read))),
-    row(PUT_POST, "files/write", "write", &["path", "offset", "truncate_to", "mode", "mkdir", "if_sha256", "if_absent", "hash"], In(Plain(files::write))),
-    row(GET, "files/list", "list", &["path", "after", "limit", "detail"], In(Plain(files::list))),
-    row(GET, "files/stat", "stat", &["path", "detail", "hash"], In(Plain(files::stat))),
-    row(DELETE_POST, "files/delete", "delete", &["path", "recursive"], In(Plain(files::delete))),
-    row(POST, "files/mkdir", "mkdir", &["path", "mode"], In(Plain(files::make_directory))),
-    row(POST, "files/move", "move", &["from", "to"], In(Plain(files::rename))),
-    row(POST, "files/chmod", "chmod", &["path", "mode", "recursive"], In(Plain(files::change_mode))),
+    row(GET, "files/read", "read", &["path", "offset", "length", "lines", "user"], In(Plain(files::read))),
+    row(PUT_POST, "files/write", "write", &["path", "offset", "truncate_to", "mode", "mkdir", "if_sha256", "if_absent", "hash", "user"], In(Plain(files::write))),
+    row(GET, "files/list", "list", &["path", "after", "limit", "detail", "user"], In(Plain(files::list))),
+    row(GET, "files/stat", "stat", &["path", "detail", "hash", "user"], In(Plain(files::stat))),
+    row(DELETE_POST, "files/delete", "delete", &["path", "recursive", "user"], In(Plain(files::delete))),
+    row(POST, "files/mkdir", "mkdir", &["path", "mode", "user"], In(Plain(files::make_directory))),
+    row(POST, "files/move", "move", &["from", "to", "user"], In(Plain(files::rename))),
+    row(POST, "files/chmod", "chmod", &["path", "mode", "recursive", "user"], In(Plain(files::change_mode))),
 
     row(GET, "network", "network", &[], In(Plain(network::describe))),
     row(GET, "ports", "ports", &[], In(Plain(ports::list))),
@@ -163,19 +163,19 @@ const ATTACH: &[Route] = &[
 #[cfg(feature = "file-tools")]
 #[rustfmt::skip]
 const FILE_TOOLS: &[Route] = &[
-    row(GET, "files/glob", "glob", &["path", "pattern", "type", "all", "limit", "after", "sort"], In(Plain(search::glob))),
-    row(POST, "files/grep", "grep", &[], In(Plain(search::grep))),
-    row(POST, "files/edit", "edit", &[], In(Plain(edit::edit))),
-    row(POST, "files/patch", "patch", &["path", "strip", "dry_run"], In(Plain(edit::patch))),
-    row(POST, "files/copy", "copy", &["from", "to", "recursive", "overwrite"], In(Plain(files::copy))),
-    row(POST, "files/hash", "hash", &[], In(Plain(files::hash))),
-    row(POST, "files/compare", "compare", &[], In(Plain(files::compare))),
-    row(GET, "files/watch", "watch", &["path", "recursive", "exclude"], In(Plain(watches::watch))),
-    row(POST, "files/watches", "watches", &[], In(Plain(watches::register))),
+    row(GET, "files/glob", "glob", &["path", "pattern", "type", "all", "limit", "after", "sort", "user"], In(Plain(search::glob))),
+    row(POST, "files/grep", "grep", &["user"], In(Plain(search::grep))),
+    row(POST, "files/edit", "edit", &["user"], In(Plain(edit::edit))),
+    row(POST, "files/patch", "patch", &["path", "strip", "dry_run", "user"], In(Plain(edit::patch))),
+    row(POST, "files/copy", "copy", &["from", "to", "recursive", "overwrite", "user"], In(Plain(files::copy))),
+    row(POST, "files/hash", "hash", &["user"], In(Plain(files::hash))),
+    row(POST, "files/compare", "compare", &["user"], In(Plain(files::compare))),
+    row(GET, "files/watch", "watch", &["path", "recursive", "exclude", "user"], In(Plain(watches::watch))),
+    row(POST, "files/watches", "watches", &["user"], In(Plain(watches::register))),
     row(DELETE, "files/watches/{watch}", "watches", &[], In(Watch(watches::remove))),
     row(GET, "files/watches/{watch}/events", "watches", &["after", "timeout"], In(Watch(watches::events))),
-    row(GET, "files/archive", "archive", &["path", "format", "include", "exclude", "gitignore", "errors", "newer_than_ms"], In(Plain(archives::pack))),
-    row(PUT, "files/archive", "archive", &["path", "mkdir", "strip", "overwrite", "atomic", "dry_run", "owners", "max_bytes", "max_files"], In(Plain(archives::unpack))),
+    row(GET, "files/archive", "archive", &["path", "format", "include", "exclude", "gitignore", "errors", "newer_than_ms", "user"], In(Plain(archives::pack))),
+    row(PUT, "files/archive", "archive", &["path", "mkdir", "strip", "overwrite", "atomic", "dry_run", "owners", "max_bytes", "max_files", "user"], In(Plain(archives::unpack))),
 ];
 
 #[cfg(feature = "console")]

@@ -93,7 +93,6 @@ pub(super) const KERNEL: &Table = &[
             call("mount", 165, 40),
             call("umount2", 166, 39),
             call("pivot_root", 155, 41),
-            call("chroot", 161, 51),
             call("open_tree", 428, 428),
             call("move_mount", 429, 429),
             call("fsopen", 430, 430),
@@ -236,6 +235,9 @@ pub(super) const KERNEL: &Table = &[
     ),
 ];
 
+/// What is denied where programs of root have nothing of their own to change.
+pub(super) const CHANGE_OF_ROOT: &Table = &[(Denial::Always(EPERM), &[call("chroot", 161, 51)])];
+
 /// What is denied besides where sandboxes share their IPC objects.
 pub(super) const SHARED_IPC: &Table = &[
     // These objects belong to uids and exist until they are removed. The calls on existing ones are denied
@@ -275,16 +277,18 @@ pub(super) fn denied(
     subject: Subject,
     sockets: Sockets,
 ) -> impl Iterator<Item = &'static (Denial, &'static [Call])> {
-    let (kernel, shared): (&Table, &Table) = match subject {
-        Subject::Sandbox => (KERNEL, SHARED_IPC),
-        Subject::Namespaces => (KERNEL, &[]),
-        Subject::Machine => (&[], &[]),
+    let (kernel, root, shared): (&Table, &Table, &Table) = match subject {
+        Subject::Sandbox => (KERNEL, CHANGE_OF_ROOT, SHARED_IPC),
+        Subject::Namespaces => (KERNEL, CHANGE_OF_ROOT, &[]),
+        Subject::PrivateRoot => (KERNEL, &[], &[]),
+        Subject::Machine => (&[], &[], &[]),
     };
     let redirected: &Table = match sockets {
         Sockets::Redirected => REDIRECTED,
         Sockets::Usual | Sockets::HandedOut | Sockets::None => &[],
     };
-    NETWORK.iter().chain(kernel).chain(shared).chain(redirected)
+    let own = kernel.iter().chain(root).chain(shared);
+    NETWORK.iter().chain(own).chain(redirected)
 }
 
 #[cfg(test)]

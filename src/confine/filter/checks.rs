@@ -114,14 +114,16 @@ impl Assembler {
                 let upper = self.branch(IF_EQUAL, 0, lower, refuse);
                 self.load(high_word(0), upper)
             }
-            Denial::UnusualSockets => self.socket_check(sockets, allow),
+            Denial::UnusualSockets => self.socket_check(subject, sockets, allow),
             Denial::Left => self.answer(SECCOMP_RET_USER_NOTIF),
             Denial::SocketOptions => {
                 // The kernel reads the level and the option as `int`.
                 let refuse = self.errno(ENOPROTOOPT);
                 let pretend = self.errno(0);
                 let filters: &[c_int] = match subject {
-                    Subject::Sandbox | Subject::Namespaces => &SOCKET_OPTIONS,
+                    Subject::Sandbox | Subject::Namespaces | Subject::PrivateRoot => {
+                        &SOCKET_OPTIONS
+                    }
                     Subject::Machine => &[],
                 };
                 let of_socket = self.any_of(filters, refuse, allow);
@@ -171,7 +173,7 @@ impl Assembler {
 
     /// Allows Unix sockets of every type, `NETLINK_ROUTE`, which C libraries use to list network interfaces, and
     /// internet sockets by [`Sockets`]. All three arguments are an `int`.
-    fn socket_check(&mut self, sockets: Sockets, allow: Label) -> Label {
+    fn socket_check(&mut self, subject: Subject, sockets: Sockets, allow: Label) -> Label {
         let no_family = self.errno(EAFNOSUPPORT);
         let no_protocol = self.errno(EPROTONOSUPPORT);
 
@@ -179,9 +181,26 @@ impl Assembler {
         let netlink = self.load(low_word(2), netlink);
         let [ipv4, ipv6] = match sockets {
             Sockets::Usual => [self.usual_internet_sockets(allow); 2],
+            Sockets::Redirected if subject == Subject::PrivateRoot => {
+                // Its network is its own, so that no socket leads out by itself, and echo requests reach only itself.
+                let refuse = self.errno(ENETUNREACH);
+                let echo = self.any_of(&[libc::IPPROTO_ICMP], allow, refuse);
+                let datagram = self.left_protocol(libc::IPPROTO_UDP, echo);
+                let stream = self.left_protocol(libc::IPPROTO_TCP, refuse);
+                [
+                    self.handed_out_sockets(datagram, stream, refuse),
+                    self.handed_out_sockets(no_family, stream, no_family),
+                ]
+            }
             Sockets::HandedOut | Sockets::Redirected => {
-                let datagrams = sockets == Sockets::Redirected;
-                [self.handed_out_sockets(datagrams), no_family]
+                let refuse = self.errno(ENETUNREACH);
+                let datagram = if sockets == Sockets::Redirected {
+                    self.left_protocol(libc::IPPROTO_UDP, refuse)
+                } else {
+                    refuse
+                };
+                let stream = self.left_protocol(libc::IPPROTO_TCP, refuse);
+                [self.handed_out_sockets(datagram, stream, refuse), no_family]
             }
             Sockets::None => [self.errno(ENETUNREACH), no_family],
         };
@@ -193,22 +212,17 @@ impl Assembler {
         self.load(low_word(0), family)
     }
 
-    /// Leaves TCP to the server, and perhaps UDP. All three arguments are in registers, so that it sees what is checked
-    /// here.
-    fn handed_out_sockets(&mut self, datagrams: bool) -> Label {
+    /// Leaves a protocol to the server, named or as the default of its type. All arguments are in registers, so that it
+    /// sees what is checked here.
+    fn left_protocol(&mut self, protocol: c_int, otherwise: Label) -> Label {
         let leave = self.answer(SECCOMP_RET_USER_NOTIF);
-        let refuse = self.errno(ENETUNREACH);
-        let of_type = |program: &mut Self, protocol| {
-            let protocol = program.any_of(&[libc::IPPROTO_IP, protocol], leave, refuse);
-            program.load(low_word(2), protocol)
-        };
-        let datagram = if datagrams {
-            of_type(self, libc::IPPROTO_UDP)
-        } else {
-            refuse
-        };
-        let stream = of_type(self, libc::IPPROTO_TCP);
-        let kind = self.any_of(&[libc::SOCK_DGRAM], datagram, refuse);
+        let protocol = self.any_of(&[libc::IPPROTO_IP, protocol], leave, otherwise);
+        self.load(low_word(2), protocol)
+    }
+
+    /// Decides by the type of a socket, which is an `int`.
+    fn handed_out_sockets(&mut self, datagram: Label, stream: Label, otherwise: Label) -> Label {
+        let kind = self.any_of(&[libc::SOCK_DGRAM], datagram, otherwise);
         let kind = self.any_of(&[libc::SOCK_STREAM], stream, kind);
         let kind = self.mask(SOCKET_TYPE, kind);
         self.load(low_word(1), kind)
@@ -376,10 +390,44 @@ mod tests {
     }
 
     #[test]
+    fn a_root_of_its_own_listens_at_ipv6_and_pings_itself() {
+        let [ipv4, ipv6] = [libc::AF_INET, libc::AF_INET6];
+        let [stream, datagram, raw] = [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_RAW];
+        for architecture in BOTH {
+            let program = compile(architecture, Subject::PrivateRoot, Sockets::Redirected);
+            let number = architecture
+                .number_of(find("socket"))
+                .expect("both have it");
+            for (family, kind, protocol, expected) in [
+                (ipv4, stream, 0, Left),
+                (ipv4, datagram, 0, Left),
+                (ipv4, datagram, libc::IPPROTO_UDP, Left),
+                (ipv4, datagram, libc::IPPROTO_ICMP, Allowed),
+                (ipv4, stream, libc::IPPROTO_ICMP, Refused(ENETUNREACH)),
+                (ipv4, raw, libc::IPPROTO_ICMP, Refused(ENETUNREACH)),
+                (ipv6, stream, 0, Left),
+                (ipv6, stream, libc::IPPROTO_TCP, Left),
+                (ipv6, stream, 132, Refused(ENETUNREACH)),
+                (ipv6, datagram, 0, Refused(EAFNOSUPPORT)),
+                (ipv6, raw, libc::IPPROTO_ICMPV6, Refused(EAFNOSUPPORT)),
+            ] {
+                let arguments = [int(family), int(kind), int(protocol), 0, 0, 0];
+                let found = run(&program, architecture.audit_number(), number, arguments);
+                assert_eq!(found.verdict, expected, "{family} {kind} {protocol}");
+            }
+        }
+    }
+
+    #[test]
     fn a_blocked_network_has_sockets_of_the_machine_only() {
         for (architecture, subject) in BOTH.into_iter().flat_map(|architecture| {
-            [Subject::Sandbox, Subject::Namespaces, Subject::Machine]
-                .map(|subject| (architecture, subject))
+            [
+                Subject::Sandbox,
+                Subject::Namespaces,
+                Subject::PrivateRoot,
+                Subject::Machine,
+            ]
+            .map(|subject| (architecture, subject))
         }) {
             let program = compile(architecture, subject, Sockets::None);
             let verdict = |name: &str, arguments: [u64; 6]| {
@@ -411,13 +459,13 @@ mod tests {
             assert_eq!(verdict("io_uring_setup", [0; 6]), Refused(ENOSYS));
             // The rest is denied to sandboxes only.
             let rest = match subject {
-                Subject::Sandbox | Subject::Namespaces => Refused(EPERM),
+                Subject::Sandbox | Subject::Namespaces | Subject::PrivateRoot => Refused(EPERM),
                 Subject::Machine => Allowed,
             };
             assert_eq!(verdict("mount", [0; 6]), rest);
             let shared = match subject {
                 Subject::Sandbox => Refused(ENOSYS),
-                Subject::Namespaces | Subject::Machine => Allowed,
+                Subject::Namespaces | Subject::PrivateRoot | Subject::Machine => Allowed,
             };
             for name in ["shmget", "semop", "msgrcv", "mq_open", "mq_unlink"] {
                 assert_eq!(verdict(name, [0; 6]), shared, "{name}");
@@ -597,7 +645,7 @@ mod tests {
                 let arguments = [a, b, c, 7, 7, 7];
                 let run = run(&program, architecture.audit_number(), number, arguments);
                 let expected = match subject {
-                    Subject::Sandbox | Subject::Namespaces => Refused(errno),
+                    Subject::Sandbox | Subject::Namespaces | Subject::PrivateRoot => Refused(errno),
                     // Nobody else needs the memory.
                     Subject::Machine => Allowed,
                 };

@@ -4,7 +4,8 @@
 //! Landlock guards the file system and the network, and the uid guards other users' processes. The tables
 //! deny what neither covers. [`calls::KERNEL`] has calls that reach deep into the kernel and that no ordinary program
 //! makes, and calls that make objects which outlive the sandbox; [`calls::SHARED_IPC`] has more of those, which sandboxes
-//! with namespaces may make. [`calls::NETWORK`] has sockets that Landlock's rules do not see, and what bypasses those rules.
+//! with namespaces may make. [`calls::CHANGE_OF_ROOT`] is denied to all but those with a root of their own, which hold
+//! capabilities in a user namespace that owns nothing. [`calls::NETWORK`] has sockets that Landlock's rules do not see, and what bypasses those rules.
 //! Commands of a sandbox get all; a command of a dedicated machine whose network is confined gets the last only. They
 //! are deny-lists, because ordinary programs must never notice them: every other call is allowed, including those that future
 //! kernels add.
@@ -55,6 +56,8 @@ pub enum Subject {
     Sandbox,
     /// Those of a sandbox with namespaces, which has System V IPC and message queues of its own.
     Namespaces,
+    /// Those of a sandbox with a root of its own, whose root may change the root of a process.
+    PrivateRoot,
     /// Those of a dedicated machine, of which the network alone is confined.
     Machine,
 }

@@ -11,7 +11,11 @@ use super::{Architecture, Sockets, Subject, compile};
 
 pub(super) const BOTH: [Architecture; 2] = [Architecture::X86_64, Architecture::Aarch64];
 
-pub(super) const ALL: [(Subject, Sockets); 12] = [
+pub(super) const ALL: [(Subject, Sockets); 16] = [
+    (Subject::PrivateRoot, Sockets::Redirected),
+    (Subject::PrivateRoot, Sockets::Usual),
+    (Subject::PrivateRoot, Sockets::None),
+    (Subject::PrivateRoot, Sockets::HandedOut),
     (Subject::Namespaces, Sockets::Redirected),
     (Subject::Sandbox, Sockets::Redirected),
     (Subject::Machine, Sockets::Redirected),

@@ -27,6 +27,7 @@ use crate::files::name::FilePath;
 use crate::files::root::Root;
 use crate::files::search::{Filter, Found, Visit};
 use crate::limits::ledger::{Charge, Item, Ledger};
+use crate::sys::proc;
 
 /// Bytes that are read of a file, and sent, at a time.
 const PIECE_BYTES: usize = 128 * 1024;
@@ -452,8 +453,8 @@ impl<'a> MemberHeader<'a> {
             link: b"",
             typeflag: b'0',
             mode: status.st_mode & 0o7777,
-            uid: status.st_uid.into(),
-            gid: status.st_gid.into(),
+            uid: proc::id_inside(status.st_uid).into(),
+            gid: proc::id_inside(status.st_gid).into(),
             size: 0,
             modified: Time {
                 seconds: status.st_mtime,

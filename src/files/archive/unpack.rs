@@ -273,7 +273,7 @@ impl<'f> Tree<'f> {
             return Ok(());
         };
         fault::point("unpack");
-        let attributes = self.attributes(member);
+        let attributes = self.attributes(member)?;
         let Some((_, way)) = parts.split_last() else {
             return match member.kind {
                 MemberKind::Directory => {
@@ -304,17 +304,28 @@ impl<'f> Tree<'f> {
     }
 
     /// The attributes that a member's file gets.
-    fn attributes(&self, member: &Member) -> Attributes {
-        let id = |number: u64| u32::try_from(number).ok();
-        let owner = id(member.uid)
-            .zip(id(member.gid))
-            .filter(|_| self.options.owners);
-        Attributes {
+    ///
+    /// # Errors
+    /// `Invalid` if it belongs to somebody whom a private root cannot have.
+    fn attributes(&self, member: &Member) -> Result<Attributes> {
+        let owner = self.options.owners.then(|| {
+            let owner = self.files.owner(member.uid, member.gid);
+            if owner.is_none() && !self.files.is_whole_machine() {
+                let (path, uid, gid) = (show(&member.name), member.uid, member.gid);
+                let text = format!(
+                    "cannot unpack {path}: it belongs to {uid}:{gid}, and ids go up to 65535 in this sandbox"
+                );
+                return Err(Error::invalid(text));
+            }
+            Ok(owner)
+        });
+        let owner = owner.transpose()?.flatten();
+        Ok(Attributes {
             // Without set-user-ID, set-group-ID and sticky.
             mode: Some(member.mode & 0o777),
             modified: Some(member.modified),
-            owner: owner.map(|(uid, gid)| (Uid::from_raw(uid), Gid::from_raw(gid))),
-        }
+            owner: owner.map(|owner| (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid))),
+        })
     }
 
     fn check_bytes(&self, bytes: u64) -> Result<()> {

@@ -84,46 +84,30 @@ impl Ignores {
         first: &OwnedFd,
         names: &[&str],
     ) -> Result<()> {
-        let has_git =
-            |directory: &OwnedFd| fstatat(directory, ".git", AtFlags::AT_SYMLINK_NOFOLLOW).is_ok();
         let path = root.path_of(first).unwrap_or_default();
-        let Ok(start) = root.start(root.tree_of(first)) else {
+        if path.is_empty() || has_git(first) {
+            return Ok(());
+        }
+        let mut top = None;
+        descend(root, first, &path, |directory, base| {
+            if has_git(directory) {
+                top = Some(base);
+            }
+            Ok(())
+        })?;
+        let Some(top) = top else {
             return Ok(());
         };
-        // Few descriptors at a time: there may be thousands of directories.
-        let open = |base: usize| root.resolve_in(&start, &path[..(base - 1).max(1)], DIRECTORY);
-        let mut bases = Vec::new();
-        let mut base = path.len() + 1;
-        let mut is_repository = has_git(first);
-        while !is_repository {
-            let Some(slash) = memchr::memrchr(b'/', &path[..base - 1]) else {
-                return Ok(());
-            };
-            base = slash + 1;
-            let Ok(directory) = open(base) else {
-                return Ok(());
-            };
-            is_repository = has_git(&directory);
-            bases.push(base);
-        }
-        if bases.is_empty() {
-            return Ok(());
-        }
-        let top = base;
         self.path = [&path[top..], b"/"].concat();
         self.above = self.path.len();
-        for base in bases.iter().rev() {
-            if self.read >= MAX_ABOVE_BYTES || self.states() >= MAX_STATES {
-                break;
+        descend(root, first, &path, |directory, base| {
+            if base < top || self.read >= MAX_ABOVE_BYTES || self.states() >= MAX_STATES {
+                return Ok(());
             }
-            let Ok(directory) = open(*base) else {
-                continue;
-            };
-            for name in names {
-                self.add(&directory, name, 0, base - top)?;
-            }
-        }
-        Ok(())
+            names
+                .iter()
+                .try_for_each(|name| self.add(directory, name, 0, base - top))
+        })
     }
 
     /// Adds the rules of a file in a directory. A file that cannot be read, and a link, has none.
@@ -193,6 +177,33 @@ impl Ignores {
         });
         verdict == Some(Verdict::Matched)
     }
+}
+
+fn has_git(directory: &OwnedFd) -> bool {
+    fstatat(directory, ".git", AtFlags::AT_SYMLINK_NOFOLLOW).is_ok()
+}
+
+/// Passes the directories above one to a function, the highest first, each with the length of its path and the slash after
+/// it. Opens one name at a time, because there may be thousands of them. Ends early if the tree is changed.
+fn descend(
+    root: &Root,
+    first: &OwnedFd,
+    path: &[u8],
+    mut visit: impl FnMut(&OwnedFd, usize) -> Result<()>,
+) -> Result<()> {
+    let start = root.start(root.tree_of(first));
+    let mut opened = start.and_then(|start| root.resolve_in(&start, b"/", DIRECTORY));
+    let mut base = 1;
+    while let Ok(directory) = &opened {
+        visit(directory, base)?;
+        let Some(length) = memchr::memchr(b'/', &path[base..]) else {
+            break;
+        };
+        let next = root.open_name(directory, &path[base..base + length], DIRECTORY);
+        opened = next;
+        base += length + 1;
+    }
+    Ok(())
 }
 
 fn read(directory: impl AsFd, name: &str) -> std::io::Result<Vec<u8>> {

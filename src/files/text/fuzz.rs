@@ -38,8 +38,7 @@ fn edits_change_what_they_say_and_their_diff_tells_it() {
         match plan(text, &edits, &mut Pace::new(&mut Patient)) {
             Ok(splices) => {
                 let new = spliced(text, &splices);
-                let (diff, is_cut) = unified("x", text, &splices, usize::MAX);
-                assert!(!is_cut);
+                let diff = diff_of("x", text, &splices);
                 assert_eq!(applied(text, &diff), new, "the diff leads elsewhere");
                 if let (
                     [
@@ -82,9 +81,20 @@ fn edits_change_what_they_say_and_their_diff_tells_it() {
             range: 0..text.len(),
             text: input.into(),
         };
-        let (diff, _) = unified("x", text, std::slice::from_ref(&whole), usize::MAX);
+        let diff = diff_of("x", text, std::slice::from_ref(&whole));
         assert_eq!(applied(text, &diff), input);
     });
+}
+
+/// The whole diff.
+fn diff_of(name: &str, text: &[u8], splices: &[Splice]) -> Vec<u8> {
+    let new = spliced(text, splices);
+    let mut patient = Patient;
+    let mut pace = Pace::new(&mut patient);
+    let diff = unified(name, [text, &new], splices, usize::MAX, &mut pace);
+    let (diff, is_cut) = diff.unwrap();
+    assert!(!is_cut);
+    diff
 }
 
 /// Replaces every occurrence, from the left.
@@ -177,7 +187,8 @@ fn a_patch_is_read_in_bounded_memory_and_changes_what_its_lines_say() {
             parts.next().unwrap_or_default(),
             parts.next().unwrap_or_default(),
         );
-        let Ok(files) = bounded(input, 512, || parse(patch, 1)) else {
+        let read = || parse(patch, 1, &mut Pace::new(&mut Patient));
+        let Ok(files) = bounded(input, 512, read) else {
             return;
         };
         for file in &files {
@@ -194,9 +205,9 @@ fn a_patch_is_read_in_bounded_memory_and_changes_what_its_lines_say() {
             range: 0..text.len(),
             text: patch.into(),
         };
-        let (diff, _) = unified("f", text, std::slice::from_ref(&splice), usize::MAX);
+        let diff = diff_of("f", text, std::slice::from_ref(&splice));
         if !diff.is_empty() {
-            let files = parse(&diff, 1).unwrap();
+            let files = parse(&diff, 1, &mut Pace::new(&mut Patient)).unwrap();
             let applied = apply(text, &files[0].hunks, &mut Pace::new(&mut Patient));
             assert_eq!(applied.unwrap().0, patch);
         }

@@ -8,10 +8,10 @@ mod fuzz;
 mod pace;
 mod patch;
 
-pub use diff::{Splice, spliced, unified};
+pub use diff::{Splice, diff_bytes, spliced, unified};
 pub use edit::{Count, Edit, EditError, EditTarget, MAX_PLACES, plan};
 pub use pace::Pace;
-pub use patch::{FilePatch, Unapplied, apply, parse, room};
+pub use patch::{FilePatch, Unapplied, Unread, apply, parse, room};
 
 /// Where bytes that are no text are looked for.
 pub const BINARY_WITHIN: usize = 64 * 1024;

@@ -7,6 +7,9 @@ use crate::client::{Interrupt, Stopped};
 /// Bytes that are worked on before it is asked whether to go on.
 const STEP_BYTES: usize = 1 << 20;
 
+/// What a search takes besides the bytes that it looks at: so many bytes take as long.
+const SEARCH_WORK: usize = 64;
+
 /// Asks from time to time whether to go on.
 pub struct Pace<'a> {
     interrupt: &'a mut dyn Interrupt,
@@ -63,7 +66,7 @@ impl<'a> Pace<'a> {
         while let Some(rest) = text.get(from..) {
             let part = &rest[..rest.len().min(step + length)];
             let found = finder.find(part);
-            self.spend(found.map_or(part.len(), |at| at + length))?;
+            self.spend(SEARCH_WORK + found.map_or(part.len(), |at| at + length))?;
             if found.is_some() || part.len() == rest.len() {
                 return Ok(found.map(|at| from + at));
             }

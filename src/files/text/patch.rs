@@ -21,6 +21,9 @@ pub const MAX_PATCHED_FILES: usize = 1000;
 /// Most hunks of a file.
 const MAX_HUNKS: usize = 10_000;
 
+/// What a line takes besides its bytes: so many bytes take as long.
+const LINE_WORK: usize = 128;
+
 /// Longest name of a file: the kernel takes none that is longer (`path_resolution(7)`).
 const MAX_NAME: usize = 4095;
 
@@ -47,15 +50,26 @@ pub struct FilePatch {
 pub struct Hunk {
     /// The number of the first old line, from 1; without old lines the number of the line before.
     pub line: u64,
-    old: Vec<u8>,
-    new: Vec<u8>,
+    /// The old lines, and after them the new ones: a patch may have a million of hunks, and each allocation takes a lock
+    /// of the whole server.
+    text: Box<[u8]>,
+    /// Bytes of the old ones.
+    old_bytes: usize,
 }
 
-#[cfg(test)]
 impl Hunk {
+    fn old_lines(&self) -> &[u8] {
+        &self.text[..self.old_bytes]
+    }
+
+    fn new_lines(&self) -> &[u8] {
+        &self.text[self.old_bytes..]
+    }
+
     /// How many bytes longer it makes a text.
+    #[cfg(test)]
     pub(super) fn grown(&self) -> isize {
-        self.new.len().cast_signed() - self.old.len().cast_signed()
+        self.new_lines().len().cast_signed() - self.old_lines().len().cast_signed()
     }
 }
 
@@ -66,6 +80,26 @@ pub struct Unreadable {
     pub line: u64,
     /// What is wrong.
     pub why: String,
+}
+
+/// Why a patch is not read.
+#[derive(Debug)]
+pub enum Unread {
+    /// The first line that cannot be read.
+    Unreadable(Unreadable),
+    Stopped(Stopped),
+}
+
+impl From<Unreadable> for Unread {
+    fn from(unreadable: Unreadable) -> Self {
+        Self::Unreadable(unreadable)
+    }
+}
+
+impl From<Stopped> for Unread {
+    fn from(stopped: Stopped) -> Self {
+        Self::Stopped(stopped)
+    }
 }
 
 /// Why a hunk cannot be applied.
@@ -98,26 +132,31 @@ impl From<Stopped> for Unapplied {
 /// Reads a patch, and strips this many parts from the names.
 ///
 /// # Errors
-/// The first line that cannot be read, or has a change that is not supported.
-pub fn parse(patch: &[u8], strip: usize) -> Result<Vec<FilePatch>, Unreadable> {
+/// The first line that cannot be read, or has a change that is not supported; or it was interrupted.
+pub fn parse(patch: &[u8], strip: usize, pace: &mut Pace<'_>) -> Result<Vec<FilePatch>, Unread> {
+    let mut lines = Vec::new();
+    for line in patch.split_inclusive(|byte| *byte == b'\n') {
+        pace.spend(line.len())?;
+        lines.push(line);
+    }
     let mut parser = Parser {
-        lines: patch.split_inclusive(|byte| *byte == b'\n').collect(),
+        lines,
         at: 0,
         strip,
         place: Region::Text,
+        old: Vec::new(),
+        new: Vec::new(),
     };
     let mut files = Vec::new();
-    while let Some(file) = parser.file()? {
+    while let Some(file) = parser.file(pace)? {
         if files.len() == MAX_PATCHED_FILES {
-            return Err(parser.error("the patch has more than 1000 files"));
+            return Err(parser.error("the patch has more than 1000 files").into());
         }
         files.push(file);
     }
     if files.is_empty() {
-        return Err(Unreadable {
-            line: 1,
-            why: "it has no change of a file".to_owned(),
-        });
+        let why = "it has no change of a file".to_owned();
+        return Err(Unreadable { line: 1, why }.into());
     }
     Ok(files)
 }
@@ -127,6 +166,9 @@ struct Parser<'a> {
     at: usize,
     strip: usize,
     place: Region,
+    /// The lines of the hunk that is read.
+    old: Vec<u8>,
+    new: Vec<u8>,
 }
 
 /// Where a line stands that is neither part of a file's head nor of a hunk.
@@ -182,10 +224,11 @@ impl<'a> Parser<'a> {
     }
 
     /// The next file; `None` at the end.
-    fn file(&mut self) -> Result<Option<FilePatch>, Unreadable> {
+    fn file(&mut self, pace: &mut Pace<'_>) -> Result<Option<FilePatch>, Unread> {
         let mut header = Header::default();
         // Up to the first hunk, or to the next file if there is none.
         while let Some(line) = self.line() {
+            pace.spend(LINE_WORK + line.len())?;
             if let Some(names) = line.strip_prefix(b"diff --git ") {
                 if header.is_git {
                     break;
@@ -219,13 +262,17 @@ impl<'a> Parser<'a> {
                 self.place = Region::Diff;
                 self.at += 2;
                 if !self.line().is_some_and(|line| line.starts_with(b"@@")) {
-                    return Err(self.error("a hunk must follow the names of a file"));
+                    return Err(self.error("a hunk must follow the names of a file").into());
                 }
                 break;
             } else if line.starts_with(b"@@") {
-                return Err(self.error("the names of the file are missing before this hunk"));
+                return Err(self
+                    .error("the names of the file are missing before this hunk")
+                    .into());
             } else if line.starts_with(b"Binary files ") {
-                return Err(self.error("it has a change of a binary file; write that file instead"));
+                return Err(self
+                    .error("it has a change of a binary file; write that file instead")
+                    .into());
             } else {
                 self.other_line(line)?;
             }
@@ -237,12 +284,12 @@ impl<'a> Parser<'a> {
         let mut hunks = Vec::new();
         while self.line().is_some_and(|line| line.starts_with(b"@@")) {
             if hunks.len() == MAX_HUNKS {
-                return Err(self.error("the file has more than 10000 hunks"));
+                return Err(self.error("the file has more than 10000 hunks").into());
             }
-            hunks.push(self.hunk()?);
+            hunks.push(self.hunk(pace)?);
         }
         if header.is_new && header.is_deleted || header.old.is_none() && header.new.is_none() {
-            return Err(self.error("the file has no name"));
+            return Err(self.error("the file has no name").into());
         }
         Ok(Some(FilePatch {
             old: header.old.filter(|_| !header.is_new),
@@ -365,13 +412,15 @@ impl<'a> Parser<'a> {
         Ok(rest.to_vec())
     }
 
-    fn hunk(&mut self) -> Result<Hunk, Unreadable> {
+    fn hunk(&mut self, pace: &mut Pace<'_>) -> Result<Hunk, Unread> {
         let head = self.line().unwrap_or_default();
         let ranges = ranges(head)
             .ok_or_else(|| self.error("the head of a hunk must be like @@ -1,3 +1,4 @@"))?;
         let [(line, mut old_left), (_, mut new_left)] = ranges;
+        pace.spend(LINE_WORK + head.len())?;
         self.at += 1;
-        let (mut old, mut new) = (Vec::new(), Vec::new());
+        self.old.clear();
+        self.new.clear();
         while old_left > 0 || new_left > 0 {
             let line = *self
                 .lines
@@ -381,14 +430,15 @@ impl<'a> Parser<'a> {
             let (mark, mut content) = match line {
                 b"\n" => (b' ', line),
                 [mark, content @ ..] => (*mark, content),
-                [] => return Err(self.error("a hunk is cut off")),
+                [] => return Err(self.error("a hunk is cut off").into()),
             };
+            pace.spend(LINE_WORK + line.len())?;
             self.at += 1;
             if self.line().is_some_and(|next| next.starts_with(b"\\")) {
                 self.at += 1;
                 content = content.strip_suffix(b"\n").unwrap_or(content);
             } else if !content.ends_with(b"\n") {
-                return Err(self.error("a hunk is cut off"));
+                return Err(self.error("a hunk is cut off").into());
             }
             let (is_old, is_new) = match mark {
                 b' ' => (true, true),
@@ -396,22 +446,27 @@ impl<'a> Parser<'a> {
                 b'+' => (false, true),
                 _ => {
                     self.at -= 1;
-                    return Err(self.error("a line of a hunk begins with neither a blank, - nor +"));
+                    return Err(self
+                        .error("a line of a hunk begins with neither a blank, - nor +")
+                        .into());
                 }
             };
-            for (is_in, left, text) in [
-                (is_old, &mut old_left, &mut old),
-                (is_new, &mut new_left, &mut new),
-            ] {
+            for (is_in, left) in [(is_old, &mut old_left), (is_new, &mut new_left)] {
+                *left = left
+                    .checked_sub(u64::from(is_in))
+                    .ok_or_else(|| self.error("a hunk has more lines than its head says"))?;
+            }
+            for (is_in, text) in [(is_old, &mut self.old), (is_new, &mut self.new)] {
                 if is_in {
-                    *left = left
-                        .checked_sub(1)
-                        .ok_or_else(|| self.error("a hunk has more lines than its head says"))?;
                     text.extend_from_slice(content);
                 }
             }
         }
-        Ok(Hunk { line, old, new })
+        Ok(Hunk {
+            line,
+            text: [&self.old[..], &self.new].concat().into(),
+            old_bytes: self.old.len(),
+        })
     }
 }
 
@@ -497,7 +552,7 @@ fn unquoted(text: &[u8]) -> (Vec<u8>, &[u8]) {
 
 /// The memory that [`apply`] takes for the new text.
 pub fn room(text: &[u8], hunks: &[Hunk]) -> usize {
-    let new: usize = hunks.iter().map(|hunk| hunk.new.len()).sum();
+    let new: usize = hunks.iter().map(|hunk| hunk.new_lines().len()).sum();
     text.len() + new
 }
 
@@ -518,30 +573,30 @@ pub fn apply(
     let (mut ended, mut counted) = (0, 0);
     for (index, hunk) in hunks.iter().enumerate() {
         // A hunk without old lines is after its line.
-        let expected = if hunk.old.is_empty() {
+        let expected = if hunk.old_lines().is_empty() {
             hunk.line + 1
         } else {
             hunk.line.max(1)
         };
         while line < expected && at < text.len() {
             let next = memchr::memchr(b'\n', &text[at..]).map_or(text.len(), |end| at + end + 1);
-            pace.spend(next - at)?;
+            pace.spend(LINE_WORK + next - at)?;
             at = next;
             line += 1;
         }
-        pace.spend(hunk.old.len())?;
+        pace.spend(LINE_WORK + hunk.old_lines().len())?;
         // Without a line end it can only be the end of the text, and so can what replaces it.
-        let is_last = [&hunk.old, &hunk.new]
+        let is_last = [hunk.old_lines(), hunk.new_lines()]
             .iter()
             .any(|part| !part.is_empty() && !part.ends_with(b"\n"));
         let is_there = |start: usize| {
-            let is_end = start + hunk.old.len() == text.len();
+            let is_end = start + hunk.old_lines().len() == text.len();
             let is_line = start == 0 || text[start - 1] == b'\n';
             let is_place = start >= done && is_line && (is_end || !is_last);
-            is_place && text[start..].starts_with(&hunk.old)
+            is_place && text[start..].starts_with(hunk.old_lines())
         };
         let misfit = |is_ambiguous| {
-            let (line, text) = difference(&text[at..], &hunk.old, line);
+            let (line, text) = difference(&text[at..], hunk.old_lines(), line);
             Unapplied::Misfit(Misfit {
                 hunk: index + 1,
                 line,
@@ -551,15 +606,15 @@ pub fn apply(
         };
         let start = if line == expected && is_there(at) {
             at
-        } else if hunk.old.is_empty() {
+        } else if hunk.old_lines().is_empty() {
             return Err(misfit(false));
         } else if is_last {
-            let last = text.len().checked_sub(hunk.old.len());
+            let last = text.len().checked_sub(hunk.old_lines().len());
             let last = last.filter(|start| is_there(*start));
             last.ok_or_else(|| misfit(false))?
         } else {
             // With the line end before it, a place is always the beginning of a line.
-            let whole_lines = [b"\n", &hunk.old[..]].concat();
+            let whole_lines = [b"\n", hunk.old_lines()].concat();
             let finder = Finder::new(&whole_lines);
             let next = |from: usize, pace: &mut Pace<'_>| {
                 let found = pace.find(text, &finder, from)?;
@@ -584,8 +639,8 @@ pub fn apply(
             (ended + 1).cast_signed() - expected.cast_signed()
         });
         new.extend_from_slice(&text[done..start]);
-        new.extend_from_slice(&hunk.new);
-        done = start + hunk.old.len();
+        new.extend_from_slice(hunk.new_lines());
+        done = start + hunk.old_lines().len();
     }
     new.extend_from_slice(&text[done..]);
     Ok((new, moves))
@@ -609,6 +664,14 @@ mod tests {
     use super::super::pace::tests::Steps;
     use super::*;
     use crate::files::condition::Patient;
+
+    fn parse(patch: &[u8], strip: usize) -> Result<Vec<FilePatch>, Unreadable> {
+        let parsed = super::parse(patch, strip, &mut Pace::new(&mut Patient));
+        parsed.map_err(|unread| match unread {
+            Unread::Unreadable(unreadable) => unreadable,
+            Unread::Stopped(stopped) => panic!("{stopped:?}"),
+        })
+    }
 
     fn one(patch: &str) -> FilePatch {
         parse(patch.as_bytes(), 1).unwrap().remove(0)
@@ -731,6 +794,17 @@ mod tests {
             applied,
             Err(Unapplied::Stopped(Stopped::Disconnected))
         ));
+    }
+
+    /// Each of its hunks takes memory of its own.
+    #[test]
+    fn a_patch_of_many_hunks_stops_when_it_is_interrupted_while_it_is_read() {
+        let hunks = "@@ -1 +1 @@\n-\n+x\n".repeat(9000);
+        let patch = format!("--- a/f\n+++ b/f\n{hunks}").repeat(4);
+        let mut steps = Steps(3);
+        let read = super::parse(patch.as_bytes(), 1, &mut Pace::new(&mut steps));
+        assert!(matches!(read, Err(Unread::Stopped(Stopped::Disconnected))));
+        assert_eq!(parse(patch.as_bytes(), 1).unwrap().len(), 4);
     }
 
     #[test]

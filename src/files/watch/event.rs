@@ -18,6 +18,13 @@ pub struct Settings {
     pub exclude: Matcher,
 }
 
+impl Settings {
+    /// About how many bytes of memory they take, with the copy of the path that a reader has.
+    pub fn size(&self) -> usize {
+        2 * self.path.size() + self.exclude.size()
+    }
+}
+
 /// What happened to a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TreeChange {

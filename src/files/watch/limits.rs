@@ -2,11 +2,15 @@
 //! whole.
 //!
 //! Of each kind one of many tenants may have as many as all of them together leave free, so whoever comes later gets
-//! some. A tenant that is the only one may have all.
+//! some. Some of them are the server's own, which needs them to know what is kept of a sandbox that was stopped. A tenant
+//! that is the only one may have all.
 
 use std::fs::read_to_string;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+
+/// Of as many one is the server's own.
+const RESERVED_PART: usize = 8;
 
 /// What all tenants have: directories that are watched, and trees.
 static DIRECTORIES: AtomicUsize = AtomicUsize::new(0);
@@ -61,7 +65,11 @@ impl Share {
             let limit = kernel_limit(self.name)?;
             Some(*self.kernel_limit.get_or_init(|| limit))
         });
-        found.unwrap_or(usize::MAX)
+        let limit = found.unwrap_or(usize::MAX);
+        if self.is_only_tenant {
+            return limit;
+        }
+        limit - limit.div_ceil(RESERVED_PART)
     }
 
     /// Takes one; false if the tenant has its share.
@@ -127,10 +135,12 @@ mod tests {
             taken
         };
         let tenants = [(); 4].map(|()| share(false));
-        assert_eq!(tenants.each_ref().map(take_all), [64, 32, 16, 8]);
-        assert_eq!(take_all(&share(true)), 8);
-        tenants[0].give_back(64);
+        assert_eq!(tenants.each_ref().map(take_all), [56, 28, 14, 7]);
+        let only = share(true);
+        assert_eq!(take_all(&only), 7 + 128 / RESERVED_PART);
+        only.give_back(23);
+        tenants[0].give_back(56);
         assert_eq!(take_all(&tenants[3]), 28);
-        assert_eq!(ALL.load(Ordering::Relaxed), 92);
+        assert_eq!(ALL.load(Ordering::Relaxed), 77);
     }
 }

@@ -63,6 +63,26 @@ fn watch(files: &Files<'_>) -> Watcher {
         .unwrap()
 }
 
+#[test]
+fn a_watch_is_charged_for_its_path() {
+    let directory = TestDirectory::new("charged");
+    let root = Root::machine(&directory.0).unwrap();
+    let files = root.files().unwrap();
+    let path = [&b"./".repeat(1500)[..], b"w"].concat();
+    let settings = Settings {
+        path: FilePath::new(&path).unwrap(),
+        recursive: false,
+        exclude: Matcher::default(),
+    };
+    // One item may hold half of it.
+    for (bytes, is_made) in [(10 * path.len(), true), (6 * path.len(), false)] {
+        let ledger = Budget::new(bytes as u64).whole();
+        let share = WatchShare::new(true);
+        let made = Watcher::new(&settings, &files, &share, &ledger, &mut Stays);
+        assert_eq!(made.is_ok(), is_made);
+    }
+}
+
 /// Keeps the events, until it was asked so often whether to go on.
 struct Kept {
     events: Vec<TreeEvent>,

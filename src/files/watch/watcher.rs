@@ -101,7 +101,7 @@ pub struct Watcher {
     pub(super) share: Arc<WatchShare>,
     ledger: Arc<Ledger>,
     charge: Charge,
-    _patterns: Charge,
+    _of_settings: Charge,
 }
 
 impl Drop for Watcher {
@@ -129,7 +129,7 @@ impl Watcher {
         let root = files.resolve(&path, DIRECTORY).map_err(failed)?;
         let identity = Identity::of_open(&root).map_err(failed)?;
         let charge = |bytes| ledger.charge(Item::Watches, bytes).map_err(Error::from);
-        let (charge, patterns) = (charge(0)?, charge(settings.exclude.size())?);
+        let (charge, of_settings) = (charge(0)?, charge(settings.size())?);
         let too_many_trees = || {
             let why = "there are as many watches as the server may have for this tenant (fs.inotify.max_user_instances)";
             Error::new(Kind::NoWatches, format!("cannot watch {path}: {why}"))
@@ -185,7 +185,7 @@ impl Watcher {
             share: Arc::clone(share),
             ledger: Arc::clone(ledger),
             charge,
-            _patterns: patterns,
+            _of_settings: of_settings,
         };
         let mut beginning = Beginning {
             interrupt,

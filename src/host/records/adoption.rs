@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::{Found, LastRun, Record, RecordFile, Records};
 use crate::error::{Error, Kind, Result};
 use crate::host::homes::Homes;
+use crate::host::roots::Roots;
 use crate::logging;
 
 /// What a host takes over.
@@ -39,6 +40,7 @@ impl Adoption {
 pub(in crate::host) fn adopt(
     homes: &Homes,
     records: &Records,
+    roots: &Roots,
     users: &RangeInclusive<u32>,
     accounts: &[u32],
     most: usize,
@@ -63,7 +65,10 @@ pub(in crate::host) fn adopt(
         } else if accounts.contains(&uid) {
             Some(format!("its uid {uid} has an account or a group"))
         } else {
-            homes.objection(&record.id, uid)
+            let root = record.spec.root.as_ref();
+            homes
+                .objection(&record.id, uid)
+                .or_else(|| roots.objection(root?, uid))
         };
         match why {
             None => kept.push((record, file)),

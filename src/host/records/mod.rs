@@ -120,6 +120,14 @@ impl RecordFile {
     fn name(&self, suffix: impl std::fmt::Display) -> String {
         format!("{}.{suffix}", self.id)
     }
+
+    /// The name of the latest record. That of a sandbox which is being made has no number.
+    fn latest_name(&self, generations: &Generations) -> String {
+        match generations.latest {
+            0 => self.name(MAKING),
+            latest => self.name(latest),
+        }
+    }
 }
 
 impl Records {
@@ -223,7 +231,11 @@ impl Records {
 
     /// A record is to be on the disk soon.
     fn note_change(&self, file: &Arc<RecordFile>) {
-        lock(&self.outdated).push(Arc::clone(file));
+        let mut outdated = lock(&self.outdated);
+        // A synchronization may take minutes, and a sandbox change all the time.
+        if !outdated.iter().any(|other| Arc::ptr_eq(other, file)) {
+            outdated.push(Arc::clone(file));
+        }
     }
 
     /// Removes all records, for a host whose sandboxes end with it.
@@ -272,10 +284,7 @@ impl Records {
         if generations.is_closed {
             return Ok(());
         }
-        let name = match generations.latest {
-            0 => file.name(MAKING),
-            latest => file.name(latest),
-        };
+        let name = file.latest_name(&generations);
         let renamed = self.rename(&name, &file.name(DELETING));
         renamed.map_err(|error| {
             let act = format_args!("cannot begin to delete sandbox {}", file.id);
@@ -294,7 +303,7 @@ impl Records {
         }
         if !generations.is_closed {
             // It could not be renamed.
-            let _ = self.unlink(&file.name(generations.latest));
+            let _ = self.unlink(&file.latest_name(&generations));
             generations.is_closed = true;
         }
         let _ = self.unlink(&file.name(DELETING));
@@ -308,32 +317,41 @@ impl Records {
         }
         let turn = SynchronizingTurn(Arc::clone(self));
         // Without a thread the next call tries again.
-        let _ = Thread::new("records").start(move || turn.0.synchronize_now());
+        let synchronize = |records: &Self| syncfs(&records.directory).is_ok();
+        let _ = Thread::new("records").start(move || turn.0.synchronize_by(synchronize));
     }
 
-    fn synchronize_now(&self) {
+    fn synchronize_by(&self, synchronize: impl FnOnce(&Self) -> bool) {
         let changed = std::mem::take(&mut *lock(&self.outdated));
-        let latest: Vec<u64> = changed
+        let tried: Vec<_> = changed
             .iter()
             .map(|file| {
                 let mut generations = lock(&file.generations);
-                generations.durable = generations.latest;
-                generations.latest
+                let latest = generations.latest;
+                (std::mem::replace(&mut generations.durable, latest), latest)
             })
             .collect();
-        if syncfs(&self.directory).is_err() {
-            lock(&self.outdated).extend(changed);
-            return;
-        }
-        for (file, latest) in changed.iter().zip(latest) {
+        let is_done = synchronize(self);
+        for (file, (durable, latest)) in changed.iter().zip(tried) {
             let mut generations = lock(&file.generations);
+            let needed = if is_done {
+                latest..=u64::MAX
+            } else {
+                // Those before the last synchronization that succeeded are as good as they were, and others are not.
+                generations.durable = durable;
+                0..=durable
+            };
             generations.outdated.retain(|outdated| {
-                let is_done = *outdated < latest;
-                if is_done {
+                let is_needed = needed.contains(outdated);
+                if !is_needed {
                     let _ = self.unlink(&file.name(*outdated));
                 }
-                !is_done
+                is_needed
             });
+            drop(generations);
+            if !is_done {
+                self.note_change(file);
+            }
         }
     }
 
@@ -530,4 +548,55 @@ fn unwritten(error: &io::Error) -> Error {
     let error = Error::io("cannot write down the sandbox", error);
     let text = format!("{error}; make room on the disk of SBX_HOMES_DIR");
     Error::new(Kind::NoSpace, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::sandbox::SandboxSpec;
+
+    const ID: &str = "0123456789abcdef01234567";
+
+    struct Place(std::path::PathBuf);
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn changes_during_a_slow_or_failing_synchronization_leave_little() {
+        let path = std::env::temp_dir().join(format!("sbx-records-{}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        let place = Place(path);
+        let records = Records {
+            directory: File::open(&place.0).unwrap().into(),
+            outdated: Mutex::default(),
+            is_synchronizing: AtomicBool::new(false),
+        };
+        let file = RecordFile::new(ID);
+        let names = || std::fs::read_dir(&place.0).unwrap().count();
+        let change = || {
+            let record = || Record::for_test(ID, SandboxSpec::default());
+            records.replace(&file, record).unwrap();
+        };
+        change();
+        records.synchronize_by(|_| true);
+        for _ in 0..10 {
+            records.synchronize_by(|records| {
+                for _ in 0..10 {
+                    change();
+                }
+                assert_eq!(lock(&records.outdated).len(), 1);
+                false
+            });
+            assert_eq!(lock(&records.outdated).len(), 1);
+            // The one that is on the disk for certain, and the latest.
+            assert_eq!(names(), 2);
+        }
+        records.synchronize_by(|_| true);
+        assert_eq!(names(), 1);
+        assert!(lock(&records.outdated).is_empty());
+    }
 }

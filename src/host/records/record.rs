@@ -19,7 +19,8 @@ use crate::spec::command::EnvironmentChange;
 use crate::spec::isolation::Isolation;
 use crate::spec::network::{Filter, NetworkPolicy, Protocol, Rule, Rules, Upstream};
 use crate::spec::sandbox::{
-    Fate, LifeRules, Phase, ResourceLimits, SandboxSpec, Settings, StopCause, WholeLimits,
+    Fate, LifeRules, Phase, ResourceLimits, RootChoice, RootSpec, SandboxSpec, Settings, StopCause,
+    WholeLimits,
 };
 
 /// The layout that this version writes, and the only one that it reads.
@@ -179,10 +180,16 @@ impl Record {
         members.texts("read_write", &spec.read_write_paths);
         let given: Vec<String> = self.given.iter().map(ToString::to_string).collect();
         members.texts("given", &given);
+        members.texts("devices", &spec.devices);
         members.number("own_ports", Some(spec.tcp_ports as u64));
         let ports: Vec<String> = self.tcp_ports.iter().map(u16::to_string).collect();
         members.texts("tcp_ports", &ports);
         members.text("template", Some(&spec.template));
+        if let Some(root) = &spec.root {
+            members.text("root_template", Some(&root.template));
+            members.text("root_user", root.user.as_deref());
+            members.flag("root_volatile", root.is_volatile);
+        }
         members.text("key", spec.key.as_deref());
         let shown_home = spec.shown_home.as_ref();
         members.text("shown_home", shown_home.and_then(|path| path.to_str()));
@@ -259,11 +266,27 @@ fn read(fields: &mut Fields<'_>) -> Result<Record> {
         environment: object(fields, "env")?.into(),
         isolation,
         network: Some(network(fields)?),
+        // What it has got is its network.
+        shares_network: false,
         read_only_paths: texts(fields, "read_only")?,
         read_write_paths: texts(fields, "read_write")?,
+        devices: match fields.take("devices") {
+            Some(array) => strings("devices", "", array)?,
+            // A record of before there were any.
+            None => Vec::new(),
+        },
         tcp_ports: usize::try_from(needed(fields, "own_ports")?).unwrap_or(usize::MAX),
         settings: Settings::default(),
         template: fields.required_string("template")?,
+        root_choice: RootChoice::default(),
+        root: match fields.string("root_template")? {
+            Some(template) => Some(RootSpec {
+                template,
+                user: fields.string("root_user")?,
+                is_volatile: flag(fields, "root_volatile")?,
+            }),
+            None => None,
+        },
         key: fields.string("key")?,
         shown_home: fields.string("shown_home")?.map(Into::into),
     };
@@ -356,12 +379,10 @@ fn broken(name: &str) -> Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn record(spec: SandboxSpec) -> Record {
-        Record {
-            id: "0123456789abcdef01234567".to_owned(),
+impl Record {
+    pub(super) fn for_test(id: &str, spec: SandboxSpec) -> Self {
+        Self {
+            id: id.to_owned(),
             number: 7,
             uid: 20_001,
             created_at_ms: 1_790_000_000_000,
@@ -381,6 +402,15 @@ mod tests {
             given: Arc::default(),
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(spec: SandboxSpec) -> Record {
+        Record::for_test("0123456789abcdef01234567", spec)
+    }
 
     fn full() -> Record {
         let rule = |text: &str| Rule::parse(text).unwrap();
@@ -399,12 +429,20 @@ mod tests {
             .into(),
             isolation: Some(Isolation::Namespaces),
             network: Some(NetworkPolicy::Filtered(Arc::new(filter))),
+            shares_network: false,
             read_only_paths: vec!["/opt/model".to_owned()],
             read_write_paths: vec!["/data".to_owned()],
+            devices: vec!["nvidia.com/gpu=all".to_owned()],
             tcp_ports: 2,
             settings: Settings::default(),
             template: "base".to_owned(),
             key: Some("once".to_owned()),
+            root_choice: RootChoice::default(),
+            root: Some(RootSpec {
+                template: "python".to_owned(),
+                user: Some("user".to_owned()),
+                is_volatile: true,
+            }),
             shown_home: Some("/home/user".into()),
         };
         let mut record = record(spec);
@@ -460,6 +498,8 @@ mod tests {
             let [one, other] = [&read, &written].map(|record| record.spec.network.as_ref());
             assert_eq!(one.unwrap().identity(), other.unwrap().identity());
             assert_eq!(read.given, written.given);
+            assert_eq!(read.spec.root, written.spec.root);
+            assert_eq!(read.spec.devices, written.spec.devices);
             assert_eq!(read.settings, written.settings);
             assert_eq!(
                 [read.rests, read.stands, read.is_held],

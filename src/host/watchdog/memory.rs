@@ -112,7 +112,7 @@ impl Reader {
             let Ok(entry) = std::fs::metadata(format!("/proc/{pid}")) else {
                 continue;
             };
-            let owner = entry.uid();
+            let owner = proc::user_of(entry.uid());
             if is_watched(owner) {
                 members.extend(self.member(pid).filter(|member| member.uid == owner));
             } else if !is_sandbox(owner) {
@@ -166,7 +166,7 @@ fn parse_status(pid: Pid, thread: Pid, status: &str) -> Option<Member> {
         let bytes = || number().unwrap_or(0) * 1024;
         match name {
             "PPid" => member.parent = Pid::try_from(number()?).ok()?,
-            "Uid" => member.uid = libc::uid_t::try_from(number()?).ok()?,
+            "Uid" => member.uid = proc::user_of(libc::uid_t::try_from(number()?).ok()?),
             "VmSize" => member.size = bytes(),
             "RssAnon" => member.private += bytes(),
             "RssShmem" => member.shared = bytes(),
@@ -223,10 +223,12 @@ impl Measured {
 }
 
 /// Bytes of memory that these processes of one user hold, with what is on the disks in memory of theirs. Exact where it
-/// is near `limit`; else at least on the right side of it. `None` if `is_given_up`.
+/// is near `limit`; else at least on the right side of it. `None` if `is_given_up`. If they `have_ids` besides that user,
+/// no single one of these could look at all of them, and the server does.
 pub(super) fn exact_use(
     reader: &mut Reader,
     user: User,
+    have_ids: bool,
     pids: &[Pid],
     disks: &[MemoryDisk],
     limit: u64,
@@ -236,7 +238,8 @@ pub(super) fn exact_use(
     let members: Vec<_> = pids.iter().filter_map(|pid| reader.member(*pid)).collect();
     let members: Vec<_> = members.into_iter().filter(is_own).collect();
     // As the user: the kernel shows the memory of a process to its own user.
-    let Ok(_acting) = ActingAs::new(user) else {
+    let acting = (!have_ids).then(|| ActingAs::new(user)).transpose();
+    let Ok(_acting) = acting else {
         return Some(members.iter().map(|member| member.private).sum());
     };
     let mut sum = Sum {

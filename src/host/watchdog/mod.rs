@@ -352,6 +352,7 @@ impl ExactLook {
             let found = memory::exact_use(
                 &mut reader,
                 self.sandbox.user,
+                self.sandbox.own_root().is_some(),
                 &self.pids,
                 &disks,
                 self.limit,
@@ -388,11 +389,11 @@ fn end(host: &Host, sandbox: &Sandbox, used: u64, limit: u64) {
     let is_ending = lock(&sandbox.is_ending);
     // Measuring took long, and the limit may be another one now.
     let is_above = sandbox.limits.watched().is_some_and(|limit| used > limit);
-    if is_ending.0 || !is_above || !sys::user_has_processes(sandbox.user) {
+    if is_ending.0 || !is_above || !sandbox.has_processes() {
         return;
     }
     sandbox.limits.note_kill();
-    host.signaller.signal(sandbox.user, libc::SIGKILL);
+    host.signaller.signal_sandbox(sandbox, libc::SIGKILL);
     sandbox.limits.note_kill();
     drop(is_ending);
     logging::info(format_args!(

@@ -22,6 +22,10 @@ impl Driver {
         let now = self.clock().now();
         if let Stage::Running(running) = &mut self.stage {
             running.execution.disregard_clients();
+            if running.cause.is_none() {
+                // The code may not get to its end before what it has sent is read.
+                self.unread_until = None;
+            }
             if running.cause.is_none() || cause == EndReason::Timeout {
                 running.cause = Some(cause);
             }

@@ -31,6 +31,7 @@ use crate::sys::{Events, PollEntry, poll, refuse_descriptors};
 use crate::threads::lock::lock;
 use crate::threads::notify::Listener;
 use crate::threads::panics::contain;
+use crate::threads::priority::BackgroundSteps;
 use ending::explained;
 use output::Output;
 use received::Received;
@@ -195,6 +196,10 @@ struct Driver {
     listener: Listener,
     /// Until when output is not read by itself.
     paused_until: Option<Instant>,
+    /// The work for messages.
+    steps: BackgroundSteps,
+    /// Until when no messages are read, because the tenant's others come before.
+    unread_until: Option<Instant>,
     /// The last SIGINT.
     signalled: Option<Instant>,
     /// One that is due.
@@ -253,6 +258,8 @@ impl Driver {
             },
             is_spare,
             paused_until: None,
+            steps: BackgroundSteps::of_this_thread(&site.background),
+            unread_until: None,
             signalled: None,
             signal_at: None,
             is_signalled: false,
@@ -281,6 +288,7 @@ impl Driver {
             }
             self.flush();
             let is_reading = self.is_reading();
+            self.unread_until.take_if(|until| *until <= Instant::now());
             let [notifier, socket, ended, outputs @ ..] = self.poll(is_reading);
             if notifier.any() {
                 self.listener.clear();
@@ -288,7 +296,9 @@ impl Driver {
             if matches!(self.stage, Stage::Running(_)) {
                 fault::point("execution");
             }
-            if socket.any() && is_reading {
+            // There is no more of it, and it may say how the code has ended.
+            let is_last = ended.any() && self.unread_until.take().is_some();
+            if is_reading && (is_last || socket.any() && self.unread_until.is_none()) {
                 // Before the pipes: they were empty when it was sent.
                 self.receive();
             }
@@ -336,9 +346,13 @@ impl Driver {
 
     fn poll(&self, is_reading: bool) -> [Events; 5] {
         let unsent = self.outgoing.len() - self.sent;
+        let takes_messages = is_reading && unsent < self.allowed && self.unread_until.is_none();
         let interest = Events::NONE
-            .and_if(is_reading && unsent < self.allowed, Events::READABLE)
+            .and_if(takes_messages, Events::READABLE)
             .and_if(unsent > 0, Events::WRITABLE);
+        // Its end would be reported whatever is asked for, and is not looked at before it is read.
+        let has_interest = takes_messages || unsent > 0;
+        let socket = self.closed.is_none() && has_interest;
         let pause = self.paused_until.filter(|_| is_reading);
         let pause = pause.map(|until| until.saturating_duration_since(Instant::now()));
         let pause = pause.filter(|pause| !pause.is_zero());
@@ -349,7 +363,7 @@ impl Driver {
         };
         let mut entries = [
             PollEntry::new(self.listener.descriptor(), Events::READABLE),
-            PollEntry::new(self.closed.is_none().then(|| self.socket.as_fd()), interest),
+            PollEntry::new(socket.then(|| self.socket.as_fd()), interest),
             PollEntry::new(self.pump.awaited_pidfd(), Events::READABLE),
             output(Stream::Stdout),
             output(Stream::Stderr),
@@ -357,10 +371,11 @@ impl Driver {
         let interval = self.listener.interval();
         let timer = self.timer();
         let limit = timer.map(|at| at.saturating_duration_since(Instant::now()));
-        poll(
-            &mut entries,
-            limit.into_iter().chain(interval).chain(pause).min(),
-        );
+        let unread = self
+            .unread_until
+            .map(|until| until.saturating_duration_since(Instant::now()));
+        let limits = [limit, interval, pause, unread];
+        poll(&mut entries, limits.into_iter().flatten().min());
         entries.map(|entry| entry.events())
     }
 

@@ -60,6 +60,14 @@ impl NetworkPolicy {
         }
     }
 
+    /// Bytes in memory, approximately.
+    pub fn size(&self) -> usize {
+        match self {
+            Self::Filtered(filter) => filter.rules.size(),
+            Self::Open | Self::Blocked => 0,
+        }
+    }
+
     /// Text that no other policy has. It may hold credentials.
     pub fn identity(&self) -> String {
         let credentials = match self {

@@ -18,6 +18,9 @@ pub enum Host {
 /// Most characters of a name (RFC 1035).
 const MAX_NAME: usize = 253;
 
+/// Most bytes of a rule: a name with an asterisk, a dot at its end and a port. Verdicts are kept with it.
+const MAX_RULE: usize = MAX_NAME + "*..:65535".len();
+
 impl Host {
     /// Reads a name or an address; an IPv6 address may be in brackets. `None` if it is neither, and for another way to
     /// write an address of IPv4 than four decimal numbers: resolvers do not agree on those.
@@ -156,12 +159,21 @@ impl Rule {
     pub const ACCEPTED: &str = "names, *.names, addresses, networks such as 10.0.0.0/8, each also with :port, and the \
                                 lists @cloud-metadata, @private, @pypi, @npm, @crates, @github, @huggingface";
 
+    /// The addresses at which a machine reaches itself alone.
+    pub fn loopback() -> Vec<Self> {
+        let networks = ["127.0.0.0/8", "::1"].into_iter();
+        networks.filter_map(Self::parse).collect()
+    }
+
     /// Reads a rule; `None` if it is none.
     pub fn parse(text: &str) -> Option<Self> {
         let rule = |target, port| {
             let text = text.to_owned();
             Some(Self { text, target, port })
         };
+        if text.len() > MAX_RULE {
+            return None;
+        }
         let is_address = text.parse::<IpAddr>().is_ok();
         let (rest, number) = match text.rsplit_once(':') {
             Some((rest, digits)) if !is_address && !digits.contains([']', '/']) => {
@@ -330,6 +342,14 @@ pub struct Rules {
 const NOT_LISTED: &str = "not in allow";
 
 impl Rules {
+    /// Bytes in memory, approximately: a rule has its text, and a part of it again.
+    pub fn size(&self) -> usize {
+        let rules = self.allow.iter().flatten().chain(&self.deny);
+        rules
+            .map(|rule| size_of::<Rule>() + 2 * rule.text.len())
+            .sum()
+    }
+
     /// Decides about a name before it is looked up, so that nobody is asked about a name that is not allowed.
     pub fn judge_name(&self, name: &str, port: u16) -> Verdict {
         let is_about = |rule: &Rule| rule.is_about(port);
@@ -536,6 +556,19 @@ mod tests {
         ] {
             assert_eq!(Rule::parse(text), None, "{text}");
         }
+        // What is kept of a rule has a bound, however it is written.
+        for (start, end) in [
+            ("a.example:", "80"),
+            ("10.0.0.0/", "8"),
+            ("fd00::/", "8"),
+            ("10.0.0.0/8:", "80"),
+        ] {
+            let text = |zeros| format!("{start}{}{end}", "0".repeat(zeros));
+            assert!(Rule::parse(&text(2)).is_some(), "{start}");
+            assert_eq!(Rule::parse(&text(300)), None, "{start}");
+        }
+        let name = [["a"; 31].join("").as_str(); 8].join(".")[..251].to_owned();
+        assert!(Rule::parse(&format!("*.{name}.:65535")).is_some());
         for text in [
             "fd00::/8",
             "[fd00::/8]:80",

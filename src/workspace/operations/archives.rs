@@ -115,7 +115,8 @@ impl Workspace {
 
     fn check_unpacking(&self, options: Unpacking, is_atomic: bool) -> Result<()> {
         if options.owners && !self.files()?.may_set_owners() {
-            let text = "owners=1 needs a dedicated machine on which the server runs as root";
+            let text = "owners=1 needs a dedicated machine on which the server runs as root, or root of a sandbox with a root \
+                        of its own";
             return Err(Error::invalid(text));
         }
         if is_atomic && options.overwrite == Overwrite::Keep {

@@ -9,7 +9,7 @@ use crate::fault;
 use crate::files::hash::{Digest, Hasher};
 use crate::files::name::FilePath;
 use crate::files::text::{
-    Edit, EditError, MAX_PLACES, Pace, Splice, is_binary, plan, spliced, told, unified,
+    Edit, EditError, MAX_PLACES, Pace, Splice, diff_bytes, is_binary, plan, spliced, told, unified,
 };
 use crate::files::{FileVersion, Turn};
 use crate::limits::ledger::{Charge, Item};
@@ -103,7 +103,11 @@ impl Workspace {
         fault::point("edit");
         let splices = plan(&old, &request.edits, pace).map_err(|unfit| refusal(path, unfit))?;
         let new = apply(&old, &splices, charge)?;
-        let (diff, diff_is_cut) = unified(&path.to_string(), &old, &splices, MAX_DIFF_BYTES);
+        let (name, texts) = (path.to_string(), [&old[..], &new.0]);
+        let room = diff_bytes(texts.map(<[u8]>::len), MAX_DIFF_BYTES);
+        let room = self.ledger.charge(Item::Bodies, room);
+        let _room = room.map_err(Error::from)?;
+        let (diff, diff_is_cut) = unified(&name, texts, &splices, MAX_DIFF_BYTES, pace)?;
         let edited = Edited {
             replaced: splices.len(),
             size: new.0.len() as u64,

@@ -1,5 +1,7 @@
 //! Files in full, one by one and as whole trees of a bounded depth.
 
+use std::collections::HashMap;
+
 use nix::unistd::{User as Account, geteuid};
 
 use crate::client::{Interrupt, Stopped};
@@ -26,9 +28,22 @@ impl Workspace {
         self.confinement.user()
     }
 
+    /// Whether it has a root of its own, where commands can be any account.
+    pub fn has_own_root(&self) -> bool {
+        self.confinement.has_own_root()
+    }
+
+    /// The names of the users and of the groups of its own root, by number; `None` if they are those of the machine.
+    pub fn names(&self) -> Option<[HashMap<u32, String>; 2]> {
+        self.confinement.names()
+    }
+
     /// The name of that user.
     pub fn account(&self) -> String {
         let uid = geteuid();
+        if let Some(usual) = self.confinement.usual_account() {
+            return usual.name;
+        }
         match self.user() {
             Some(_) => USER_NAME.to_owned(),
             None => match Account::from_uid(uid) {

@@ -3,6 +3,10 @@
 //! Everything is read, applied and staged beside its place before the first file is replaced. What follows are
 //! renames, which seldom fail; if one does, those before it are undone. Only a server that is killed between two of
 //! them leaves some files changed and others not.
+//!
+//! A request holds few descriptors, however many files it names. The first ones stay open from their staging to their
+//! renames, without a name; the others are closed, have hidden names beside their places, and are found again by their
+//! paths. A program that moves their directories away meanwhile has the patch fail, and keeps the hidden files.
 
 use std::collections::HashSet;
 
@@ -10,14 +14,17 @@ use super::edit::quoted;
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Detail, Error, Kind, Result};
 use crate::files::name::{FilePath, show};
-use crate::files::text::{FilePatch, Pace, Unapplied, apply, parse, room};
-use crate::files::{Aside, FileVersion, Files, Patient, Turn, Upload};
+use crate::files::text::{FilePatch, Pace, Unapplied, Unread, apply, parse, room};
+use crate::files::{Aside, ClosedUpload, FileVersion, Files, Patient, Turn, Upload};
 use crate::limits::ledger::{Charge, Item};
 use crate::workspace::lease::Workspace;
 use crate::workspace::upload::unless_stopped;
 
 /// Bytes of the work that each file of a patch makes besides its text.
 const FILE_BYTES: usize = 64 * 1024;
+
+/// How many of the files of a patch are open while they wait for the others; and how many of those that are removed.
+const MAX_OPEN: usize = 2;
 
 /// What a patch did to a file.
 pub struct Patched {
@@ -71,6 +78,13 @@ struct Old {
     mode: u32,
 }
 
+/// A new content that waits until all are there.
+enum Staged<'a> {
+    Open(Upload<'a>),
+    /// `None` if it cannot wait beside its place: it is written when its turn comes.
+    Closed(Option<ClosedUpload<'a>>),
+}
+
 /// A step that was done.
 enum Done<'a> {
     Written(&'a Write),
@@ -96,9 +110,16 @@ impl Workspace {
             .ledger
             .charge(Item::Bodies, 4 * patch.len() + 32 * lines);
         let mut charge = room.map_err(Error::from)?;
-        let patches = parse(patch, strip).map_err(|error| {
-            let text = format!("line {} of the patch: {}", error.line, error.why);
-            Error::invalid(text).with("line", Detail::Number(error.line))
+        let mut paced = self.paced(interrupt);
+        let patches = parse(patch, strip, &mut Pace::new(&mut paced));
+        drop(paced);
+        let patches = patches.map_err(|unread| match unread {
+            Unread::Stopped(stopped) => stopped,
+            Unread::Unreadable(error) => {
+                let text = format!("line {} of the patch: {}", error.line, error.why);
+                let error = Error::invalid(text).with("line", Detail::Number(error.line));
+                error.into()
+            }
         })?;
         let mut paths = Vec::new();
         for patch in &patches {
@@ -347,7 +368,12 @@ fn run<'a>(
     let mut staged = Vec::new();
     for write in writes {
         pace.spend(FILE_BYTES + write.content.len())?;
-        staged.push(stage(files, &write.path, &write.content, write.mode)?);
+        let upload = stage(files, &write.path, &write.content, write.mode)?;
+        staged.push(if staged.len() < MAX_OPEN {
+            Staged::Open(upload)
+        } else {
+            Staged::Closed(upload.close(files, &write.path)?)
+        });
     }
     // Removed first, so that a file may take the name of another one.
     for old in planned.iter().filter_map(|file| file.remove.as_ref()) {
@@ -357,9 +383,18 @@ fn run<'a>(
             let text = format!("cannot patch {path}: another program changed it meanwhile");
             return Err(Error::new(Kind::Changed, text).into());
         }
-        done.push(Done::Removed(files.set_aside(path)?));
+        let mut aside = files.set_aside(path)?;
+        if done.len() >= MAX_OPEN {
+            aside.close();
+        }
+        done.push(Done::Removed(aside));
     }
-    for (write, upload) in writes.iter().zip(staged) {
+    for (write, staged) in writes.iter().zip(staged) {
+        let upload = match staged {
+            Staged::Open(upload) => upload,
+            Staged::Closed(Some(closed)) => closed.reopen()?,
+            Staged::Closed(None) => stage(files, &write.path, &write.content, write.mode)?,
+        };
         let version = write.replaced.as_ref().map(|old| &old.version);
         upload.commit_over(turn, version)?;
         done.push(Done::Written(write));

@@ -90,7 +90,7 @@ impl Workspace {
     fn venv_path(&self, path: &FilePath) -> Result<String> {
         let directory = self.confinement.directory();
         let mut given = PathBuf::from(OsStr::from_bytes(path.bytes()));
-        if self.confinement.user().is_some() && !given.starts_with(directory) {
+        if self.is_in_home() && !given.starts_with(directory) {
             let below = given.components();
             given = below
                 .filter(|part| !matches!(part, Component::RootDir))
@@ -106,10 +106,15 @@ impl Workspace {
         }
     }
 
+    /// Whether paths begin in a home.
+    fn is_in_home(&self) -> bool {
+        self.confinement.user().is_some() && !self.has_own_root()
+    }
+
     /// Whether a virtual environment is at an absolute path.
     fn is_venv(&self, path: &str) -> Result<bool> {
         let mut name = format!("{path}/pyvenv.cfg");
-        if self.confinement.user().is_some()
+        if self.is_in_home()
             && let Some(home) = self.confinement.directory().to_str()
             && let Some(below) = name.strip_prefix(home)
         {

@@ -54,11 +54,11 @@ impl Workspace {
             let text = "id must not look like w-1: those are the server's own";
             return Err(Error::invalid(text).into());
         }
-        if let Some(watch) = self.watches.existing(id.as_ref(), settings)? {
+        if let Some(watch) = self.watches.existing(id.as_ref(), settings, &self.root)? {
             return Ok(watch);
         }
         let WatchStream { lease, watcher } = self.watch(settings, interrupt)?;
-        Ok(lease.watches.add(id.as_ref(), None, watcher)?)
+        Ok(lease.watches.add(id.as_ref(), None, watcher, &lease.root)?)
     }
 
     /// Registers a watch that stays until it is removed. If there are as many as there may be, the one of these goes
@@ -73,7 +73,9 @@ impl Workspace {
         interrupt: &mut dyn Interrupt,
     ) -> std::result::Result<Arc<RegisteredWatch>, Stopped> {
         let WatchStream { lease, watcher } = self.watch_in_place_of_another(settings, interrupt)?;
-        Ok(lease.watches.add(None, Some(lasting), watcher)?)
+        Ok(lease
+            .watches
+            .add(None, Some(lasting), watcher, &lease.root)?)
     }
 
     /// As [`Workspace::watch`]. If there are as many as the kernel or the share allows, registered watches that stay go,

@@ -15,7 +15,7 @@ fn an_unknown_parameter_is_named_with_the_known_ones() {
     assert_error(&reply, 400, "bad_request");
     assert_eq!(
         reply.json()["error"],
-        "the parameter recursive is not known here; files/list takes path, after, limit, detail"
+        "the parameter recursive is not known here; files/list takes path, after, limit, detail, user"
     );
     let reply = server.get("/v1/ports?all=1");
     assert_eq!(

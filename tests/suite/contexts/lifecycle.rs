@@ -10,7 +10,8 @@ use super::{
     LANGUAGES, PATH, Place, everywhere, everywhere_with, in_parallel, needs, on_a_machine,
 };
 use crate::fixture::{
-    Mark, PATIENCE, Server, TempDir, assert_error, is_alive, is_root, pid_of, wait_until,
+    Mark, PATIENCE, Server, TempDir, assert_error, command_line_of, is_alive, is_root, pid_of,
+    wait_until,
 };
 use crate::skip;
 
@@ -526,10 +527,9 @@ fn a_delete_that_meets_a_restart_or_an_execution_wins() {
         }
         wait_until("no interpreter is left", PATIENCE, || {
             let processes = crate::fixture::descendants_of(server);
-            processes.iter().all(|process| {
-                let line = fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
-                !line.starts_with(b"bash\0-c")
-            })
+            processes
+                .iter()
+                .all(|process| !command_line_of(process.pid).starts_with(b"bash\0-c"))
         });
     });
 }

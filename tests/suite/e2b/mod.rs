@@ -11,6 +11,7 @@ mod hostile;
 mod logs;
 mod pausing;
 mod processes;
+mod roots;
 mod sandboxes;
 mod sdk;
 mod temporary;

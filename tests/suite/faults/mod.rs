@@ -7,7 +7,7 @@
 //! `walls::exhaustion`); descriptors, threads and address space that connections use up (`hostile`);
 //! limits of one user's processes and of descriptors that commands use up (`exec::refusals`).
 
-mod panics;
+pub mod panics;
 
 use std::fs;
 use std::io::Write;

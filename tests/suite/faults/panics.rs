@@ -21,7 +21,7 @@ use crate::fixture::{
 use crate::skip;
 
 /// Starts another program than the one that is tested, with the environment of a builder.
-fn start(builder: Builder, program: &Path) -> Server {
+pub fn start(builder: Builder, program: &Path) -> Server {
     let mut command = Command::new(program);
     for (name, value) in builder.command().get_envs() {
         match value {
@@ -160,7 +160,7 @@ impl Holdings {
 // ---------------------------------------------------------------- fault points
 
 /// The program with fault points and with the names of its functions, which is built for these tests.
-fn faulty_program() -> &'static Path {
+pub fn faulty_program() -> &'static Path {
     static PROGRAM: OnceLock<std::path::PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let built = Path::new(BINARY);

@@ -5,14 +5,17 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use serde_json::json;
 
 use super::grepping::nice_values;
-use super::{MIB, Place, Site, encode, expect_error, expect_ok, in_both_modes};
+use super::{MIB, Mount, Place, Site, encode, expect_error, expect_ok, in_both_modes};
 use crate::fixture::{
-    Connection, PATIENCE, Random, Reply, Server, TempDir, is_root, memory_of, names_in, wait_until,
+    Connection, PATIENCE, Random, Reply, Server, TempDir, descriptors_of, is_root,
+    may_look_into_processes, memory_of, names_in, wait_until,
 };
 use crate::skip;
 
@@ -279,6 +282,122 @@ fn a_failure_in_the_middle_is_undone() {
         assert_eq!(site.content("gone"), "moved\n");
         assert_eq!(site.content("m/p/new"), "x\n");
     });
+}
+
+/// A patch that makes these files.
+fn making(names: impl IntoIterator<Item = String>) -> String {
+    let make = |name| format!("--- /dev/null\n+++ b/{name}\n@@ -0,0 +1 @@\n+new\n");
+    names.into_iter().map(make).collect()
+}
+
+/// Sends a patch, and returns the reply and the most descriptors that the server had open meanwhile, beyond those before.
+fn watched(site: &Site<'_>, body: &str) -> (Reply, usize) {
+    let pid = if site.base.is_empty() {
+        site.server.inner_pid()
+    } else {
+        site.server.pid()
+    };
+    // Whatever the first patch starts is there from now on.
+    let unwritable = making(["y".repeat(300)]);
+    expect_error(&patch(site, "", unwritable), 400, "bad_request");
+    let before = descriptors_of(pid);
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let most = scope.spawn(|| {
+            let mut most = 0;
+            while !is_done.load(Ordering::Relaxed) {
+                most = most.max(descriptors_of(pid));
+            }
+            most
+        });
+        let reply = patch(site, "", body);
+        is_done.store(true, Ordering::Relaxed);
+        (reply, most.join().unwrap().saturating_sub(before))
+    })
+}
+
+/// Each file that waited had two descriptors of the server, of which all tenants have some together.
+#[test]
+fn a_patch_of_many_files_holds_few_descriptors() {
+    if !may_look_into_processes() {
+        skip!("needs CAP_SYS_PTRACE");
+    }
+    in_both_modes(|site| {
+        let old = |number: usize| format!("old/{}/{number}", number % 50);
+        let new = |number: usize| format!("new/{}/{number}", number % 50);
+        for number in 0..700 {
+            site.write(&old(number), "old\n");
+        }
+        let before = tree(&site.root);
+        let gone = |numbers: std::ops::Range<usize>| -> String {
+            let remove = |number| {
+                format!(
+                    "--- a/{}\n+++ /dev/null\n@@ -1 +0,0 @@\n-old\n",
+                    old(number)
+                )
+            };
+            numbers.map(remove).collect()
+        };
+        let changed = |numbers: std::ops::Range<usize>| -> String {
+            let change = |number| {
+                let name = old(number);
+                format!("--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n-old\n+new\n")
+            };
+            numbers.map(change).collect()
+        };
+        let last_has_no_name = making((0..999).map(new).chain(["y".repeat(300)]));
+        // A file of which another one makes a directory: it fails when the others have been removed or replaced.
+        let last_fails = changed(0..300)
+            + &gone(300..700)
+            + &making(
+                (0..298)
+                    .map(new)
+                    .chain(["bad".to_owned(), "bad/new".to_owned()]),
+            );
+        for (body, status) in [(last_has_no_name, 400), (last_fails, 409)] {
+            let (reply, most) = watched(site, &body);
+            assert_eq!(reply.status, status, "{}", reply.text());
+            assert!(most < 50, "{most} more descriptors");
+            assert!(tree(&site.root) == before);
+            assert!(!site.root.join("new").exists() && !site.root.join("bad").exists());
+        }
+        let all = changed(0..300) + &gone(300..700) + &making((0..300).map(new));
+        let (reply, most) = watched(site, &all);
+        expect_ok(&reply);
+        assert!(most < 50, "{most} more descriptors");
+        let after = tree(&site.root);
+        assert_eq!(after.len(), 600);
+        assert!(after.iter().all(|(_, content, _)| content == b"new\n"));
+    });
+}
+
+#[test]
+fn a_full_disk_changes_no_file_of_many() {
+    let server = Server::start();
+    let disk = TempDir::new();
+    let Some(_disk) = Mount::tmpfs(disk.path(), "size=4m,nr_inodes=100,mode=755") else {
+        skip!("mounting a small tmpfs needs root");
+    };
+    let site = Site {
+        server: &server,
+        prefix: "/v1".to_owned(),
+        base: disk.path().display().to_string(),
+        root: disk.path().to_owned(),
+    };
+    for name in ["changed", "gone"] {
+        site.write(name, "old\n");
+    }
+    let before = tree(&site.root);
+    let old = "--- a/changed\n+++ b/changed\n@@ -1 +1 @@\n-old\n+new\n\
+               --- a/gone\n+++ /dev/null\n@@ -1 +0,0 @@\n-old\n";
+    let body =
+        |count: usize| old.to_owned() + &making((0..count).map(|number| format!("d/{number}")));
+    expect_error(&patch(&site, "", body(200)), 507, "no_space");
+    assert!(tree(&site.root) == before);
+    assert_eq!(names_in(&site.root), ["changed", "gone"]);
+    expect_ok(&patch(&site, "", body(50)));
+    assert_eq!(names_in(&site.root), ["changed", "d"]);
+    assert_eq!(names_in(site.root.join("d")).len(), 50);
 }
 
 /// A user who is not root may not take the second file out of its directory, so the first one is put back.

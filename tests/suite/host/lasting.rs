@@ -20,7 +20,7 @@ use crate::skip;
 
 /// Ends a server by a signal, and returns where it was.
 #[track_caller]
-pub(super) fn end(mut server: Server, signal: Signal) -> HostPlace {
+pub(crate) fn end(mut server: Server, signal: Signal) -> HostPlace {
     let is_orderly = signal != Signal::SIGKILL;
     let pid = if is_orderly {
         server.pid()

@@ -6,13 +6,14 @@
 mod capacity;
 mod create;
 mod delete;
+pub(super) mod devices;
 mod ending;
 mod held;
 mod homes;
 mod idle;
 mod inside;
 mod kills;
-mod lasting;
+pub(super) mod lasting;
 mod paths;
 mod pausing;
 mod requests;
@@ -124,7 +125,7 @@ fn variables(builder: &Builder) -> BTreeMap<String, String> {
 }
 
 /// The first of the users that a server will have to itself.
-fn first_user(builder: &Builder) -> u32 {
+pub(super) fn first_user(builder: &Builder) -> u32 {
     let range = &variables(builder)["SBX_UID_RANGE"];
     range.split_once('-').unwrap().0.parse().unwrap()
 }

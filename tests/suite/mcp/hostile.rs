@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::{Endpoint, document_of, everywhere, machine, modern, on_a_host};
-use crate::fixture::{PATIENCE, Server, memory_of, wait_until};
+use crate::fixture::{PATIENCE, Server, is_root, memory_of, wait_until};
 
 /// Values of every type.
 fn values() -> Vec<Value> {
@@ -304,4 +304,41 @@ fn a_paused_sandbox_takes_no_input() {
         change("resume");
         assert_eq!(endpoint.call("input", &input)["written"], 1);
     });
+}
+
+/// Each word takes more than its text, and an empty one no text at all.
+#[test]
+fn a_list_of_commands_of_very_many_words_is_charged_before_it_is_made() {
+    if !is_root() {
+        crate::skip!("needs root");
+    }
+    let mut words = vec!["/bin/sh", "-c", "exec sleep 1000"];
+    words.resize(16_300, "");
+    check_charge_of_list(&json!({ "cmd": words }));
+    let code = "exec sleep 1000";
+    check_charge_of_list(&json!({ "code": code, "language": "bash", "args": &words[3..] }));
+}
+
+#[track_caller]
+fn check_charge_of_list(command: &Value) {
+    let builder = Server::host().wrapped_in(&["prlimit", "--as=1000000000"]);
+    let server = builder.start();
+    let sandbox = server.sandbox();
+    for _ in 0..60 {
+        sandbox.spawn(command);
+    }
+    let endpoint = Endpoint::of_sandbox(&server, &sandbox);
+    let before = memory_of(server.inner_pid(), "VmHWM");
+    let params = json!({ "name": "processes", "arguments": {} });
+    let asked: Vec<_> = (0..16)
+        .map(|_| endpoint.send_modern("tools/call", &params))
+        .collect();
+    for mut connection in asked {
+        let reply = connection.read_reply();
+        assert!(matches!(reply.status, 200 | 503), "{}", reply.status);
+    }
+    let more = memory_of(server.inner_pid(), "VmHWM").saturating_sub(before);
+    // All of them together take 500 MB.
+    assert!(more < 250 << 20, "{more}");
+    sandbox.delete();
 }

@@ -4,6 +4,7 @@
 //! Most tests run in both [`Way`]s to make namespaces.
 
 mod choices;
+mod devices;
 mod lifetimes;
 mod limits;
 mod network;
@@ -12,7 +13,7 @@ mod walls;
 
 use serde_json::{Value, json};
 
-use crate::fixture::{Builder, Sandbox, Server, all_processes, find};
+use crate::fixture::{Builder, Sandbox, Server, all_processes, command_line_of, find};
 
 /// How a server makes namespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,10 +98,7 @@ fn holders_of(server: &Server) -> Vec<i32> {
     let pids = children
         .filter(|process| process.parent == parent)
         .map(|process| process.pid);
-    let is_holder = |pid: &i32| {
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        find(&line, b"hold-namespaces").is_some()
-    };
+    let is_holder = |pid: &i32| find(&command_line_of(*pid), b"hold-namespaces").is_some();
     pids.filter(is_holder).collect()
 }
 

@@ -871,3 +871,63 @@ fn a_sandbox_with_open_connections_is_deleted() {
     place.sandbox.unwrap().delete();
     wait_until("its connections have ended", PATIENCE, || are_open(1));
 }
+
+/// Whoever connects to it would wait for nobody, with what it has sent in the machine's memory.
+#[test]
+fn a_gate_that_no_command_needs_is_closed_whoever_connects_to_it() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let place = Place::sandbox(&server, &allow(&["localhost"]));
+    let port = gate_of(&place, &json!({}));
+    // As fast as it can, so that somebody connects all the time.
+    wait_until("nobody listens", 2 * PATIENCE, || {
+        let stranger = TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], port)));
+        stranger.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
+    });
+    // The next command has another one.
+    let page = sh(
+        &place,
+        &json!({}),
+        "curl -s -o /dev/null -w '%{http_code}' http://example.invalid/",
+    );
+    assert_eq!(page, "403");
+}
+
+#[test]
+fn a_command_that_cannot_be_started_leaves_no_gate() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let own = server.sandbox_with(&allow(&["localhost"]));
+    let before = listeners_of(server.inner_pid());
+    for command in [
+        json!({ "cmd": ["/there/is/none"] }),
+        json!({ "cmd": ["/etc/passwd"] }),
+        json!({ "cmd": "true", "cwd": "/there/is/none" }),
+    ] {
+        let reply = own.post("exec", &command);
+        assert!((400..500).contains(&reply.status), "{}", reply.text());
+        wait_until("its gate is closed", PATIENCE, || {
+            listeners_of(server.inner_pid()) == before
+        });
+    }
+}
+
+/// How many sockets a process has that listen on the machine.
+fn listeners_of(pid: i32) -> usize {
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let listening: Vec<String> = table
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .filter(|fields| fields[3] == "0A")
+        .map(|fields| format!("socket:[{}]", fields[9]))
+        .collect();
+    std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .unwrap()
+        .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
+        .filter(|link| listening.iter().any(|socket| *link == *socket))
+        .count()
+}

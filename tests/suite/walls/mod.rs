@@ -17,7 +17,7 @@ mod port_held;
 mod privileges;
 pub mod probe;
 mod processes;
-mod races;
+pub mod races;
 mod sockets;
 mod state;
 
@@ -29,18 +29,18 @@ use std::time::Duration;
 use crate::fixture::{Sandbox, Server, TempDir, random_bytes};
 
 /// How long each race is run: `SBX_TEST_RACE_SECS`, or two seconds.
-fn race_length() -> Duration {
+pub fn race_length() -> Duration {
     let seconds = std::env::var("SBX_TEST_RACE_SECS").map(|text| text.parse().unwrap());
     Duration::from_secs(seconds.unwrap_or(2))
 }
 
 /// A text that no act may read or change.
-struct Marker {
-    text: String,
+pub struct Marker {
+    pub text: String,
 }
 
 impl Marker {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let mut seed = [0; 8];
         std::io::Read::read_exact(&mut fs::File::open("/dev/urandom").unwrap(), &mut seed).unwrap();
         let text = random_bytes(12, u64::from_ne_bytes(seed));
@@ -53,14 +53,14 @@ impl Marker {
 
 /// A directory of the machine with files that every user may read and write, so that only the
 /// isolation of sandboxes keeps them out. `check` compares it with its initial state.
-struct Vault {
-    directory: TempDir,
-    marker: Marker,
+pub struct Vault {
+    pub directory: TempDir,
+    pub marker: Marker,
 }
 
 impl Vault {
     /// A vault in a directory of the machine; `None` if the directory takes no new entries.
-    fn below(parent: &str) -> Option<Self> {
+    pub fn below(parent: &str) -> Option<Self> {
         let vault = Self {
             directory: TempDir::below(parent).ok()?,
             marker: Marker::new(),
@@ -69,17 +69,17 @@ impl Vault {
         Some(vault)
     }
 
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self::below("/tmp").unwrap()
     }
 
-    fn path(&self, name: &str) -> String {
+    pub fn path(&self, name: &str) -> String {
         self.directory.join(name)
     }
 
     /// Asserts that nothing was changed.
     #[track_caller]
-    fn check(&self) {
+    pub fn check(&self) {
         check_contents(self.directory.path(), &self.marker);
     }
 }

@@ -100,6 +100,12 @@ impl<'a> Probe<'a> {
         Self { sandbox, program }
     }
 
+    /// One that is at this path in the sandbox already.
+    pub fn at(sandbox: &'a Sandbox<'a>, program: &str) -> Self {
+        let program = program.to_owned();
+        Self { sandbox, program }
+    }
+
     /// Only puts it there; its path.
     pub fn put(sandbox: &Sandbox<'_>) -> String {
         let path = sandbox.home.join("probe");

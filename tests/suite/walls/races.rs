@@ -92,9 +92,9 @@ const KINDS: [&str; 7] = ["read", "write", "list", "stat", "mkdir", "delete", "m
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What requests came to, by kind: how many succeeded, and how many were refused.
-type Counts = BTreeMap<&'static str, [u32; 2]>;
+pub type Counts = BTreeMap<&'static str, [u32; 2]>;
 
-fn tells_enough(counts: &Counts) -> bool {
+pub fn tells_enough(counts: &Counts) -> bool {
     let mut kinds = KINDS.iter();
     kinds.all(|kind| {
         counts
@@ -104,7 +104,7 @@ fn tells_enough(counts: &Counts) -> bool {
 }
 
 /// Asks for everything under every name for as long as a race lasts; what each request came to.
-fn hammer(sandbox: &Sandbox<'_>, names: &[&str], markers: &[&str]) -> Counts {
+pub fn hammer(sandbox: &Sandbox<'_>, names: &[&str], markers: &[&str]) -> Counts {
     let begun = Instant::now();
     let stop = Stop::default();
     let counts = Mutex::new(Counts::new());

@@ -149,7 +149,8 @@ export function overviewView(workspace, signal) {
       rows.push(["State", h("span", { class: "row" }, stateOf(sandbox), restButton(sandbox, describe))],
         ["Labels", words(Object.entries(sandbox.labels).map(([name, value]) => `${name}: ${value}`))],
         ["Idle", idleRule(sandbox)], ["Lifetime", expiryRule(sandbox)],
-        ["Sandbox", h("span", { class: "mono" }, sandbox.id)], ["User", String(sandbox.uid)], ["Created", `${ago(sandbox.created_at_ms)} ago`],
+        ["Sandbox", h("span", { class: "mono" }, sandbox.id)], ["User", String(sandbox.uid)],
+        sandbox.root === "private" ? ["Root", `its own, made of ${visible(sandbox.template)}; commands run as ${visible(sandbox.user)}`] : null, ["Created", `${ago(sandbox.created_at_ms)} ago`],
         ["Layers", words(sandbox.isolation?.layers)],
         ["Limits", words(Object.entries(sandbox.limits ?? {}).map(([name, how]) => `${name}: ${how}`))],
         ["Restrictions", words(sandbox.restrictions)],
@@ -180,15 +181,18 @@ export function sandboxesView(workspace, signal) {
   async function make() {
     const { isolation } = await get("/health", signal);
     const choices = (name, values) => h("select", { name }, h("option", { value: "" }, "the server's default"), values.map((value) => h("option", {}, value)));
+    const templates = isolation.no_private_root ? [] : isolation.templates ?? [];
     const answer = await ask({ title: "New sandbox", confirm: "Create", fields: [
       field("Network", choices("network", (isolation.postures ?? []).filter((posture) => posture !== "allowlist"))),
       field("Isolation", choices("isolation", isolation.isolations ?? [])),
+      templates.length ? field("A root of its own, made of", h("select", { name: "template" }, h("option", { value: "" }, "the server's default"), templates.map((name) => h("option", {}, name)))) : null,
       field("Memory of all its processes, in MiB", h("input", { name: "memory", type: "number", min: "1", placeholder: "unlimited" })),
       field("Deleted after so many seconds without work", h("input", { name: "idle", type: "number", min: "1", placeholder: "never" })),
-    ] });
+    ].filter(Boolean) });
     if (!answer) return;
     const made = await post("/v1/sandboxes", {
       network: answer.network || undefined, isolation: answer.isolation || undefined,
+      ...(answer.template ? { root: "private", template: answer.template } : {}),
       max_total_mem_mb: answer.memory ? Number(answer.memory) : undefined, idle_timeout_secs: answer.idle ? Number(answer.idle) : undefined,
     });
     if (!made.sandboxes.length) return notify(`no sandbox was made: ${made.rejected_reason}`, "bad");

@@ -1,0 +1,198 @@
+//! Sandboxes with a root of their own: which template a name means, and who acts.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+
+use serde_json::{Value, json};
+
+use super::{Door, Ran, api};
+use crate::fixture::{Reply, Server, encode_base64};
+use crate::roots::users::{host, needs_roots, template};
+use crate::skip;
+
+/// The header of a client that acts as a user.
+fn basic(user: &str) -> String {
+    format!("Basic {}", encode_base64(format!("{user}:").as_bytes()))
+}
+
+/// What a script writes that runs as a user.
+#[track_caller]
+fn sh_as(door: &Door<'_>, user: &str, script: &str) -> String {
+    let start = json!({
+        "process": { "cmd": "/bin/bash", "args": ["-l", "-c", script] },
+        "stdin": false,
+    });
+    let credentials = basic(user);
+    let headers = [("authorization", &*credentials)];
+    let stream = door.begin("/process.Process/Start", &start, &headers);
+    let ran = Ran::of(&stream.rest());
+    assert_eq!(ran.end["exitCode"].as_i64().unwrap_or(0), 0, "{ran:?}");
+    ran.text()
+}
+
+#[track_caller]
+fn call_as(door: &Door<'_>, user: &str, method: &str, message: &Value) -> Reply {
+    let credentials = basic(user);
+    let headers = [
+        ("content-type", "application/json"),
+        ("authorization", &*credentials),
+    ];
+    let body = message.to_string();
+    door.request("POST", method, &headers, body.as_bytes())
+}
+
+fn open<'a>(server: &'a Server, template: &str) -> Door<'a> {
+    Door::with(server, &json!({ "templateID": template }))
+}
+
+const WHO: &str = "echo $(id -u) $(id -g) $HOME $USER $(pwd)";
+
+#[test]
+fn the_usual_user_is_made_and_others_are_asked_for() {
+    needs_roots!();
+    let template = template();
+    fs::create_dir(template.path().join("etc/sudoers.d")).unwrap();
+    // Without an end of line, and with the usual number taken.
+    let passwd = "root:x:0:0:root:/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh";
+    fs::write(template.path().join("etc/passwd"), passwd).unwrap();
+    chown(template.path().join("home/alice"), Some(1000), Some(1000)).unwrap();
+    fs::write(template.path().join("etc/shadow"), "root:*:1::::::\n").unwrap();
+    let shadow = template.path().join("etc/shadow");
+    fs::set_permissions(shadow, fs::Permissions::from_mode(0o600)).unwrap();
+    let server = host(&template).start();
+    let door = &open(&server, "own");
+    let ran = door.sh(WHO);
+    let id = "1003";
+    assert_eq!(
+        ran.text(),
+        format!("{id} {id} /home/user user /home/user\n"),
+        "{ran:?}"
+    );
+    assert_eq!(sh_as(door, "user", WHO), ran.text());
+    assert_eq!(sh_as(door, "root", WHO), "0 0 /root root /root\n");
+    assert_eq!(sh_as(door, "alice", "id -u"), "1000\n");
+    let lists = sh_as(
+        door,
+        "root",
+        "cat /etc/passwd /etc/shadow /etc/sudoers.d/90-sbx; stat -c %a%u%g /etc/sudoers.d/90-sbx /home/user",
+    );
+    let expected = format!(
+        "{passwd}\nuser:x:{id}:{id}::/home/user:/bin/bash\nroot:*:1::::::\nuser:*:19000:0:99999:7:::\n\
+         user ALL=(ALL:ALL) NOPASSWD:ALL\n44000\n755{id}{id}\n"
+    );
+    assert_eq!(lists, expected);
+    // The template stays as it was.
+    assert_eq!(
+        fs::read_to_string(template.path().join("etc/passwd")).unwrap(),
+        passwd
+    );
+    let refused = call_as(
+        door,
+        "nobody",
+        "/filesystem.Filesystem/Stat",
+        &json!({ "path": "/" }),
+    );
+    assert_eq!(refused.status, 401, "{}", refused.text());
+    assert!(
+        refused.text().contains("invalid username"),
+        "{}",
+        refused.text()
+    );
+}
+
+#[test]
+fn files_belong_to_the_user_that_a_client_names() {
+    needs_roots!();
+    let template = template();
+    let server = host(&template).start();
+    let door = &open(&server, "own");
+    let kind = [("content-type", "application/octet-stream")];
+    let write = |target: &str| door.request("POST", target, &kind, b"text");
+    for (target, path) in [
+        ("/files?path=mine", "/home/user/mine"),
+        ("/files?path=mine&username=user", "/home/user/mine"),
+        ("/files?path=~/mine&username=alice", "/home/alice/mine"),
+        ("/files?path=mine&username=root", "/root/mine"),
+    ] {
+        let written = write(target);
+        assert_eq!(written.status, 200, "{}", written.text());
+        assert_eq!(written.json()[0]["path"], path);
+    }
+    assert_eq!(write("/files?path=/etc/x").status, 403);
+    assert_eq!(write("/files?path=/etc/x&username=root").status, 200);
+    assert_eq!(write("/files?path=x&username=nobody").status, 401);
+    let entry = |user: &str, path: &str| {
+        let reply = call_as(
+            door,
+            user,
+            "/filesystem.Filesystem/Stat",
+            &json!({ "path": path }),
+        );
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        let entry = reply.json()["entry"].clone();
+        let text = |name: &str| entry[name].as_str().unwrap().to_owned();
+        [text("path"), text("owner"), text("group")].join(" ")
+    };
+    assert_eq!(entry("user", "mine"), "/home/user/mine user user");
+    assert_eq!(entry("alice", "mine"), "/home/alice/mine alice alice");
+    assert_eq!(entry("root", "mine"), "/root/mine root root");
+    let denied = call_as(
+        door,
+        "user",
+        "/filesystem.Filesystem/Stat",
+        &json!({ "path": "/home/alice/mine" }),
+    );
+    assert_eq!(denied.status, 403, "{}", denied.text());
+    let made = call_as(
+        door,
+        "alice",
+        "/filesystem.Filesystem/MakeDir",
+        &json!({ "path": "d/e" }),
+    );
+    assert_eq!(made.json()["entry"]["owner"], "alice", "{}", made.text());
+}
+
+#[test]
+fn names_mean_templates_as_the_operator_says() {
+    needs_roots!();
+    let template = template();
+    let server = host(&template)
+        .env("SBX_E2B_TEMPLATES", "mine=own,plain")
+        .start();
+    let listed = api(&server, "GET", "/templates", &Value::Null).json();
+    let names = listed.as_array().unwrap().iter();
+    let names: Vec<_> = names
+        .map(|one| one["templateID"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        names,
+        ["base", "code-interpreter-v1", "mine", "plain", "own"]
+    );
+    for (name, status) in [("own", 200), ("mine", 200), ("other", 404)] {
+        let found = api(
+            &server,
+            "GET",
+            &format!("/templates/aliases/{name}"),
+            &Value::Null,
+        );
+        assert_eq!(found.status, status, "{name}");
+    }
+    for (name, is_private) in [
+        ("own", true),
+        ("mine:v1", true),
+        ("plain", false),
+        ("base", false),
+    ] {
+        let door = open(&server, name);
+        let made = server.get(&format!("/v1/sandboxes/{}", door.id)).json();
+        let expected = if is_private { "private" } else { "shared" };
+        assert_eq!(made["root"], expected, "{name}: {made}");
+    }
+    drop(server);
+    let server = host(&template).env("SBX_TEMPLATE", "own").start();
+    let made = server
+        .get(&format!("/v1/sandboxes/{}", open(&server, "base").id))
+        .json();
+    assert_eq!(made["template"], "own", "{made}");
+    assert_eq!(made["user"], "user", "{made}");
+}
