@@ -30,11 +30,11 @@ const PROBE: &str = "/probe";
 const BUSYBOX: &str = "/bin/busybox";
 
 /// A directory that roots are made of.
-struct Template(TempDir);
+pub(crate) struct Template(TempDir);
 
 impl Template {
     /// `None` without the program that it consists of.
-    fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         let template = Self(TempDir::new());
         let applets = Command::new(BUSYBOX).arg("--list").output().ok()?;
         let root = template.path("");
@@ -76,7 +76,7 @@ impl Template {
         Some(template)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
