@@ -126,7 +126,7 @@ extern "C" fn first_process(argument: *mut c_void) -> c_int {
             libc::_exit(1);
         }
         loop {
-            libc::syscall(libc::SYS_pause);
+            libc::pause();
         }
     }
 }
