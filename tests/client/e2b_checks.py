@@ -13,6 +13,7 @@ import functools
 import hashlib
 import importlib.metadata
 import inspect
+import json
 import logging
 import os
 import random
@@ -131,12 +132,17 @@ def pieces(stream) -> list[bytes]:
 # ---------------------------------------------------------------------------------- servers
 
 
+# Two hosts may run at a time.
+FIRST_UID, LAST_UID = map(int, os.environ.get("SBX_UID_RANGE", "56000-56999").split("-"))
+MIDDLE_UID = (FIRST_UID + LAST_UID + 1) // 2
+
+
 class Server:
     """A running server, and what a client must know of it."""
 
     running: list["Server"] = []
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, **variables: str) -> None:
         self.mode = mode
         self.directory = Path(tempfile.mkdtemp(dir=SCRATCH))
         self.directory.chmod(0o711)
@@ -146,7 +152,8 @@ class Server:
         environment = {"PATH": PATH, "HOME": str(home), "SBX_PORT": "0", "SBX_BIND": "127.0.0.1"}
         if mode == "host":
             environment |= {"SBX_HOST_MODE": "1", "SBX_KEEP": "0", "SBX_HOMES_DIR": str(self.homes), "SBX_CAPACITY": "150"}
-            environment["SBX_UID_RANGE"] = os.environ.get("SBX_UID_RANGE", "56000-56999")
+            environment["SBX_UID_RANGE"] = f"{FIRST_UID}-{MIDDLE_UID - 1}"
+        environment |= variables
         self.token = None
         if mode != "debug":
             self.token = environment["SBX_TOKEN"] = secrets.token_hex(16)
@@ -171,6 +178,9 @@ class Server:
             os.environ["E2B_DEBUG"] = "true"
         else:
             os.environ |= {"E2B_API_URL": self.url, "E2B_API_KEY": f"e2b_{self.token}"}
+
+    def health(self) -> dict:
+        return json.loads(fetch(f"{self.url}/health")[1])
 
     def end(self) -> None:
         """Ends it as a scheduler does; it must end well and leave nothing."""

@@ -13,7 +13,7 @@ it in their names. The SDK is pointed to a server by its own variables, as a use
 skipped, and so is what a missing program would have to do: such a line begins with SKIPPED.
 
 The checks of commands, terminals and files are here, those of lifecycle and access in e2b_sandboxes.py, those of the
-code interpreter in e2b_code.py.
+code interpreter in e2b_code.py, and those in roots of a sandbox's own in e2b_roots.py.
 """
 
 import base64
@@ -65,6 +65,7 @@ from e2b import (
 
 # They add their checks.
 import e2b_code  # noqa: F401
+import e2b_roots  # noqa: F401
 import e2b_sandboxes  # noqa: F401
 
 

@@ -65,6 +65,7 @@ const QUICK: &[&str] = &[
     "commands_read_input",
     "files_of_every_content",
     "files_go_up_in_batches",
+    "roots_have_files",
 ];
 
 /// What older releases check: they differ from the newest in what they send, not in where.
