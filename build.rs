@@ -13,6 +13,7 @@ fn main() {
     omit_index_of_unwinding();
     omit_backtraces();
     compress("openapi.json", &contract());
+    compress("NOTICES", &read("NOTICES"));
     if has_feature("mcp") {
         compress("tools.json", &read("src/api/mcp/tools.json"));
     }

@@ -66,6 +66,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind,
 
 use api::{Api, ApiSettings};
 use auth::Authenticator;
+use codec::carried::carried;
 use config::{Config, ConfigError, HostSettings, Variables};
 use error::Error;
 use http::server::Server;
@@ -77,6 +78,9 @@ use sys::{Events, PollEntry, poll};
 use threads::{panics, priority};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// What the program was built from, if the build was told, as that of a release is.
+const COMMIT: Option<&str> = option_env!("SBX_COMMIT");
 
 /// How long open streams may take to send their last events when the server ends.
 const STREAM_GRACE: Duration = Duration::from_millis(500);
@@ -150,11 +154,16 @@ fn run_task() -> Result<(), ExitError> {
         ["--init"] => serve(true),
         ["health"] => check_health(),
         ["--help" | "-h"] => {
-            print(&config::help());
+            print(config::help().as_bytes());
             Ok(())
         }
         ["--version" | "-V"] => {
-            print(&format!("sbx-server {VERSION}\n"));
+            let commit = COMMIT.map_or(String::new(), |commit| format!(" ({commit})"));
+            print(format!("sbx-server {VERSION}{commit}\n").as_bytes());
+            Ok(())
+        }
+        ["--licenses"] => {
+            print(&carried!("NOTICES"));
             Ok(())
         }
         other => Err(ExitError::usage(format!(
@@ -165,8 +174,8 @@ fn run_task() -> Result<(), ExitError> {
 }
 
 /// Prints `text`. A reader that closes its end early is no failure.
-fn print(text: &str) {
-    let _ = io::stdout().write_all(text.as_bytes());
+fn print(text: &[u8]) {
+    let _ = io::stdout().write_all(text);
 }
 
 /// Serves until a signal or idleness ends the server.

@@ -242,7 +242,7 @@ sbx-server: turns the machine it starts on into a sandbox, driven over HTTP
 usage: sbx-server            serve until idle or told to stop
        sbx-server --init     the same, and reap orphans even when not PID 1
        sbx-server health     exit 0 if the server on this machine answers
-       sbx-server --help | --version
+       sbx-server --help | --version | --licenses
 
 environment [default]:
 {}

@@ -842,6 +842,47 @@ fn a_host_where_landlock_is_hidden_is_refused_or_says_so(engine: &Engine) {
     assert_eq!(sandbox.sh("id -u").trim(), sandbox.uid.to_string());
 }
 
+/// The image that scripts/package makes without an engine. It is loaded only into the engine that belongs to the tests.
+#[test]
+#[ignore = "needs a container engine: scripts/docker-test"]
+fn the_image_of_a_release_holds_the_program_alone() {
+    let engine = &Engine::job();
+    let image = format!("sbx-server:{}", env!("CARGO_PKG_VERSION"));
+    let mut words = vec!["run", "--rm", "--network", "none"];
+    words.extend(engine.options);
+    let shown = engine.ask(&[&words[..], &[&image, "--version"]].concat());
+    let version = format!("sbx-server {}", env!("CARGO_PKG_VERSION"));
+    assert!(shown.starts_with(&version), "{shown}");
+    let place = Place {
+        name: new_name(),
+        engine,
+    };
+    let options = [
+        "--detach",
+        "--name",
+        &place.name,
+        "--env",
+        "SBX_TOKEN=secret",
+    ];
+    words.retain(|word| *word != "--rm");
+    engine.ask(&[&words[..], &options, &[&image]].concat());
+    wait_until("it answers", PATIENCE, || {
+        let asked = engine.docker(&["exec", &place.name, "/sbx-server", "health"]);
+        asked.status.success()
+    });
+    let files = TempDir::new();
+    let copied = files.join("NOTICES");
+    engine.ask(&[
+        "cp",
+        &format!("{}:/usr/share/doc/NOTICES", place.name),
+        &copied,
+    ]);
+    let notices = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/NOTICES")).unwrap();
+    assert!(std::fs::read(copied).unwrap() == notices);
+    engine.ask(&["stop", "--time", "30", &place.name]);
+    assert_eq!(place.exit_code(), "0");
+}
+
 // ------------------------------------------------------------------------------------- bootstrap
 
 /// An image with nothing but a few directories; system directories are mounted into it.

@@ -45,6 +45,7 @@ mod mcp;
 mod mutation;
 mod namespaces;
 mod network;
+mod notices;
 mod processes;
 mod programs;
 mod proxy;

@@ -1,5 +1,5 @@
 //! The promise of what `scripts/release` makes: it is what the manifest says, the script beside it
-//! finds it, and the aarch64 program does its work.
+//! finds it, each package installs a program that works, and the aarch64 program does its work.
 //!
 //! `scripts/release --check` runs these tests with the directory in `SBX_TEST_RELEASE`; elsewhere
 //! they are ignored. The aarch64 program runs under qemu's user emulation, whose kernel is this
@@ -91,9 +91,185 @@ fn the_manifest_describes_the_files() {
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
-    names.sort();
+    there.retain(|name| name != "SHA256SUMS");
     there.sort();
+    let sums = fs::read_to_string(release().join("SHA256SUMS")).unwrap();
+    let listed: Vec<(&str, &str)> = sums
+        .lines()
+        .map(|line| line.split_once("  ").unwrap())
+        .collect();
+    for (digest, name) in &listed {
+        assert_eq!(*digest, sha256(&fs::read(release().join(name)).unwrap()));
+    }
+    let listed: Vec<&str> = listed.iter().map(|(_, name)| *name).collect();
+    assert_eq!(there, listed);
+    let packages = |architecture: &str, debian: &str| {
+        [
+            format!("sbx-server-{VERSION}-{architecture}.oci.tar"),
+            format!("sbx-server-{VERSION}-{architecture}.tar.gz"),
+            format!("sbx-server-core-{VERSION}-{architecture}.tar.gz"),
+            format!("sbx-server_{VERSION}_{debian}.deb"),
+            wheel(architecture),
+        ]
+    };
+    names.extend(packages("x86_64", "amd64"));
+    names.extend(packages("aarch64", "arm64"));
+    names.push(format!("sbx-server-{VERSION}.cdx.json"));
+    names.sort();
     assert_eq!(there, names);
+}
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The name of the wheel for an architecture.
+fn wheel(architecture: &str) -> String {
+    let platforms = format!("manylinux2014_{architecture}.musllinux_1_1_{architecture}");
+    format!("sbx_server-{VERSION}-py3-none-{platforms}.whl")
+}
+
+/// Runs a program that must succeed; returns what it printed.
+#[track_caller]
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {errors}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// An installed program says what it is, and serves.
+#[track_caller]
+fn check_installed(program: &str) {
+    let version = run(program, &["--version"]);
+    let commit = version
+        .strip_prefix(&format!("sbx-server {VERSION} ("))
+        .unwrap_or_else(|| panic!("{version}"));
+    assert!(commit.ends_with(")\n") && commit.len() > 10, "{version}");
+    let notices = concat!(env!("CARGO_MANIFEST_DIR"), "/NOTICES");
+    assert!(run(program, &["--licenses"]) == fs::read_to_string(notices).unwrap());
+    let start = format!("exec {program}");
+    let server = Server::builder()
+        .wrapped_in(&["/bin/sh", "-c", &start])
+        .start();
+    assert_eq!(server.exec(&json!({"cmd": "echo works"})).stdout, "works\n");
+}
+
+#[test]
+#[ignore = "needs a release: scripts/release --check"]
+fn the_archives_hold_programs_and_their_licences() {
+    for (name, has_console) in [("sbx-server", true), ("sbx-server-core", false)] {
+        let directory = TempDir::new();
+        let folder = format!("{name}-{VERSION}-x86_64");
+        let archive = release().join(format!("{folder}.tar.gz"));
+        let place = directory.path().to_str().unwrap();
+        run("tar", &["-xzf", archive.to_str().unwrap(), "-C", place]);
+        let inside = directory.path().join(folder);
+        let mut names: Vec<_> = fs::read_dir(&inside)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        names.sort();
+        let expected = [
+            "LICENSE",
+            "NOTICES",
+            "README.md",
+            "bootstrap.sh",
+            "sbx-server",
+        ];
+        assert_eq!(names, expected);
+        let program = inside.join("sbx-server");
+        check_installed(program.to_str().unwrap());
+        let start = format!("exec {}", program.display());
+        let server = Server::builder()
+            .wrapped_in(&["/bin/sh", "-c", &start])
+            .start();
+        assert_eq!(server.get("/console").status == 200, has_console, "{name}");
+    }
+}
+
+#[test]
+#[ignore = "needs a release: scripts/release --check"]
+fn the_wheel_puts_the_program_on_the_path() {
+    let directory = TempDir::new();
+    let place = directory.path().join("venv");
+    let place = place.to_str().unwrap();
+    run("python3", &["-m", "venv", place]);
+    let wheel = release().join(wheel("x86_64"));
+    let pip = format!("{place}/bin/pip");
+    let words = ["install", "--quiet", "--no-index", wheel.to_str().unwrap()];
+    run(&pip, &words);
+    check_installed(&format!("{place}/bin/sbx-server"));
+    let shown = run(&pip, &["show", "--files", "sbx-server"]);
+    for part in [&format!("Version: {VERSION}\n"), "NOTICES", "LICENSE"] {
+        assert!(shown.contains(part), "{shown}");
+    }
+    run(&pip, &["uninstall", "--quiet", "--yes", "sbx-server"]);
+    assert!(!fs::exists(format!("{place}/bin/sbx-server")).unwrap());
+}
+
+#[test]
+#[ignore = "needs a release: scripts/release --check"]
+fn the_debian_package_installs_the_program_and_its_unit() {
+    if find("dpkg").is_none() {
+        skip!("dpkg is missing");
+    }
+    let directory = TempDir::new();
+    let root = directory.path().to_str().unwrap();
+    for name in ["info", "updates", "triggers"] {
+        fs::create_dir_all(directory.path().join("var/lib/dpkg").join(name)).unwrap();
+    }
+    fs::write(directory.path().join("var/lib/dpkg/status"), "").unwrap();
+    let package = release().join(format!("sbx-server_{VERSION}_amd64.deb"));
+    let option = format!("--root={root}");
+    run("dpkg", &[&option, "--install", package.to_str().unwrap()]);
+    let listed = run("dpkg-query", &[&option, "--list", "sbx-server"]);
+    assert!(listed.contains("ii  sbx-server"), "{listed}");
+    // Sums of its files.
+    assert_eq!(run("dpkg", &[&option, "--verify", "sbx-server"]), "");
+    check_installed(&format!("{root}/usr/bin/sbx-server"));
+    for name in [
+        "lib/systemd/system/sbx-server.service",
+        "etc/sbx-server.env",
+        "usr/share/doc/sbx-server/copyright",
+    ] {
+        assert!(directory.path().join(name).exists(), "{name}");
+    }
+    if find("systemd-analyze").is_some() {
+        let option = format!("--root={root}");
+        run(
+            "systemd-analyze",
+            &[&option, "--man=no", "verify", "sbx-server.service"],
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs a release: scripts/release --check"]
+fn the_bill_of_materials_names_what_the_notices_name() {
+    let bill = fs::read(release().join(format!("sbx-server-{VERSION}.cdx.json"))).unwrap();
+    let bill: Value = serde_json::from_slice(&bill).unwrap();
+    assert_eq!(bill["bomFormat"], "CycloneDX");
+    assert_eq!(bill["metadata"]["component"]["version"], VERSION);
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let notices = fs::read_to_string(folder.join("NOTICES")).unwrap();
+    let lock = fs::read_to_string(folder.join("Cargo.lock")).unwrap();
+    let components = bill["components"].as_array().unwrap();
+    assert!(components.len() > 30);
+    for component in components {
+        let name = component["name"].as_str().unwrap();
+        let version = component["version"].as_str();
+        let label = version.map_or(name.to_owned(), |version| format!("{name} {version}"));
+        assert!(notices.contains(&label), "{label}");
+        assert!(
+            component["licenses"][0]["expression"].is_string(),
+            "{component}"
+        );
+        if let Some(digest) = component["hashes"][0]["content"].as_str() {
+            let entry = format!("name = \"{name}\"\nversion = \"{}\"\n", version.unwrap());
+            let at = lock.find(&entry).unwrap();
+            let entry = lock[at..].split("\n\n").next().unwrap();
+            assert!(entry.contains(digest), "{entry}");
+        }
+    }
 }
 
 #[test]
@@ -119,12 +295,8 @@ fn the_script_beside_the_programs_finds_the_one_for_this_machine() {
         .env("SBX_SERVER_SHA256_AARCH64", digest(AARCH64))
         .output()
         .unwrap();
-    let version = format!("sbx-server {}\n", env!("CARGO_PKG_VERSION"));
-    assert_eq!(
-        String::from_utf8_lossy(&output.stdout),
-        version,
-        "{output:?}"
-    );
+    let version = format!("sbx-server {VERSION} (");
+    assert!(output.stdout.starts_with(version.as_bytes()), "{output:?}");
     let asked = &bucket.requests()[0].path;
     assert_eq!(*asked, format!("/sbx-server-{}", digest(&target)));
 }
