@@ -11,6 +11,7 @@ use crate::client::Peer;
 use crate::error::{Error, Kind, Result};
 use crate::sys::{Events, PollEntry, poll};
 use crate::threads::lock::lock;
+use crate::threads::priority::PacedRequest;
 
 /// How long a terminal may take nothing of what is typed. Shorter in unit tests, which wait for it.
 const TYPING_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
@@ -70,6 +71,7 @@ impl Process {
                 Err(error) if error.kind() == Kind::StdinBusy && !left.is_zero() => {}
                 result => return result,
             }
+            PacedRequest::step();
             let mut entries = [
                 PollEntry::new(listener.descriptor(), Events::READABLE),
                 PollEntry::new(client.descriptor(), client.interest()),
