@@ -45,7 +45,7 @@ const MAX_RESOLVERS: usize = 64;
 /// were made is of no use.
 const MAX_HANDED_OUT: usize = if cfg!(test) { 4 } else { 4096 };
 
-/// Most names that are looked up for a workspace at the same time. Further questions are dropped: programs ask again.
+/// Most names that are looked up for a workspace at the same time, in all of its runs. Further questions are dropped: programs ask again.
 const MAX_LOOK_UPS: usize = 16;
 
 /// Most bytes of a DNS question.
@@ -102,7 +102,6 @@ impl Worker {
                 copies: Copies::default(),
                 spare: Mutex::default(),
                 resolvers: Arc::default(),
-                look_ups: Arc::default(),
                 threads: ThreadPool::new("network", work),
             }
         });
@@ -168,8 +167,6 @@ struct Served {
     spare: Mutex<Option<OwnedFd>>,
     /// The number of sockets for look-ups.
     resolvers: Arc<AtomicUsize>,
-    /// The number of names that are being looked up.
-    look_ups: Arc<AtomicUsize>,
     threads: ThreadPool<Job>,
 }
 
@@ -497,7 +494,7 @@ impl Served {
         if let Some(answer) = resolver::answer_at_once(&self.exits, &listener, &question) {
             return resolver.send(&question.answered(answer));
         }
-        let place = CountedPlace::take(&self.look_ups, MAX_LOOK_UPS);
+        let place = CountedPlace::take(&self.exits.ledger.look_ups, MAX_LOOK_UPS);
         if let (Some(place), Some(room)) = (place, Room::take(SMALL_STACK_BYTES)) {
             // If there is no thread, the program asks again.
             let _ = self.threads.give(Job::LookUp(LookUp {

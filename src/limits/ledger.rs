@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::error::{Error, Kind};
 use crate::threads::lock::{Mutex, lock};
@@ -120,6 +120,7 @@ impl Budget {
             items: Default::default(),
             connections: Connections::default(),
             work: Arc::default(),
+            look_ups: Arc::default(),
         })
     }
 }
@@ -135,6 +136,8 @@ pub struct Ledger {
     pub connections: Connections,
     /// The processor time that the server's threads use for it.
     pub work: Arc<BackgroundWork>,
+    /// The names that are being looked up for it. Each takes a thread, which nothing ends early: not the end of a run either.
+    pub look_ups: Arc<AtomicUsize>,
 }
 
 /// The open connections of a tenant.

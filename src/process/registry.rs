@@ -92,6 +92,8 @@ pub struct OpenCounts {
     terminals: OpenCount,
     commands: OpenCount,
     drivers: Arc<Drivers>,
+    /// A request that nobody reads keeps the logs of an ended run.
+    logs: Arc<LogTenant>,
 }
 
 impl OpenCounts {
@@ -101,6 +103,7 @@ impl OpenCounts {
             terminals: OpenCount::among(&terminal::OPEN),
             commands: OpenCount::among(&OPEN),
             drivers: Arc::default(),
+            logs: Arc::default(),
         })
     }
 }
@@ -121,7 +124,6 @@ const DESCRIPTORS: u64 = 4;
 /// The processes of one workspace.
 pub struct Registry {
     shared: Arc<Shared>,
-    logs: Arc<LogTenant>,
     activity: Arc<Activity>,
     ledger: Arc<Ledger>,
     open: Arc<OpenCounts>,
@@ -291,7 +293,6 @@ impl Registry {
         Arc::new(Self {
             shared,
             driver,
-            logs: Arc::default(),
             activity,
             ledger,
             open,
@@ -474,7 +475,7 @@ impl Registry {
             (None, Some(number)) => format!("p-{number}"),
             (None, None) => "interpreter".to_owned(),
         };
-        let log = Log::new(&self.shared.logs, &self.logs, self.shared.log_bytes);
+        let log = Log::new(&self.shared.logs, &self.open.logs, self.shared.log_bytes);
         // Cannot fail, because it is less than before. From the spawn on nothing may: the process has no driver yet.
         let _ = texts.set(spec.kept_bytes());
         let mut process = Process::new(id, &spec, spawned, started, origin, log, texts);
@@ -1111,7 +1112,7 @@ mod tests {
                 pidfd: File::open("/dev/null").unwrap().into(),
                 listener: None,
             };
-            let log = Log::new(&shared.logs, &registry.logs, 4096);
+            let log = Log::new(&shared.logs, &registry.open.logs, 4096);
             let started = (Instant::now(), 0);
             let origin = Origin {
                 mark: None,
