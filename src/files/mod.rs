@@ -50,7 +50,7 @@ pub use list::Page;
 pub use read::Opened;
 pub use remove::Aside;
 pub use root::{Files, Root};
-pub use skip::{SkipList, SkipReason};
+pub use skip::{SkipList, SkipReason, end_of};
 pub use splice_pipe::SplicePipe;
 pub use temporary::forget_ended_trees;
 pub use usage::Disk;

@@ -7,6 +7,9 @@ use super::name::show;
 /// Most files that are named.
 pub(super) const MAX_SKIPPED_NAMES: usize = 100;
 
+/// Most bytes of a path that are shown of what was left out.
+const SHOWN_BYTES: usize = 4096;
+
 /// What was left out.
 #[derive(Debug, Default, Clone)]
 pub struct SkipList {
@@ -20,10 +23,19 @@ impl SkipList {
     /// Adds what has a name.
     pub fn add(&mut self, name: &[u8], reason: SkipReason) {
         if self.first.len() < MAX_SKIPPED_NAMES {
-            self.first.push((show(name), reason));
+            self.first.push((end_of(show(name)), reason));
         }
         self.total += 1;
     }
+}
+
+/// The end of a path, which says what it leads to, after `…` if that is not all of it.
+pub fn end_of(shown: String) -> String {
+    let Some(cut) = shown.len().checked_sub(SHOWN_BYTES + 1) else {
+        return shown;
+    };
+    let rest = (cut..).find_map(|at| shown.get(at..));
+    ["…", rest.unwrap_or_default()].concat()
 }
 
 /// Why something was left out.

@@ -19,7 +19,7 @@ use crate::files::hash::Hasher;
 use crate::files::lines::LineRange;
 use crate::files::name::{FilePath, show};
 use crate::files::text::is_binary;
-use crate::files::{Condition, FileKind, SkipReason};
+use crate::files::{Condition, FileKind, SkipReason, end_of};
 use crate::limits::ledger::OverLimit;
 use crate::workspace::{
     Content, FilePart, FileWrite, GrepSink, Match, MemorySource, SortOrder, Summary,
@@ -461,7 +461,7 @@ impl GrepSink for Found<'_> {
     fn skipped(&mut self, path: &str, why: SkipReason) -> std::result::Result<(), Disconnected> {
         if self.skipped.len() < MAX_SKIPPED {
             self.skipped
-                .push(object! { "path": path, "reason": why.word() });
+                .push(object! { "path": end_of(path.to_owned()), "reason": why.word() });
         }
         Ok(())
     }

@@ -26,6 +26,10 @@ use crate::files::name::FilePath;
 use crate::files::root::Root;
 use crate::limits::ledger::{Charge, Item, Ledger};
 
+/// Longest path of a directory that is entered. Programs do with 4096 bytes (`PATH_MAX`); what holds a path, often more than
+/// once, would take megabytes in a tree that is made to be deep.
+const MAX_PATH_BYTES: usize = 64 * 1024;
+
 /// Levels whose directories stay open besides the last one, in walks and in copies. The parents of deeper ones are
 /// opened again by `..`. Few, because a tenant chooses how deep a tree is, and may have a walk on each of its
 /// connections.
@@ -431,6 +435,9 @@ impl Walk<'_> {
     /// Enters the directory at the current path.
     fn enter(&mut self, is_included: bool) -> Result<nix::Result<()>> {
         let opened = self.opened.take();
+        if self.path.len() > MAX_PATH_BYTES {
+            return Ok(Err(Errno::ENAMETOOLONG));
+        }
         let Some(level) = self.levels.last() else {
             return Ok(Ok(()));
         };
@@ -558,6 +565,7 @@ impl Walk<'_> {
             return Ok(Err(errno));
         }
         let mut has_ignores = vec![false; self.filter.ignore_files.len()];
+        let levels = self.levels.capacity();
         let Some(WalkLevel {
             directory: Some(directory),
             names,
@@ -568,6 +576,7 @@ impl Walk<'_> {
             return Ok(Err(Errno::ENOENT));
         };
         *is_partly_read = false;
+        let own = self.path.capacity() + levels * size_of::<WalkLevel>();
         let mut failed = None;
         for found in directory.iter() {
             let found = match found {
@@ -598,8 +607,8 @@ impl Walk<'_> {
                 }
                 *is_partly_read = true;
             }
-            if self.bytes > self.charge.bytes() {
-                self.charge.set(self.bytes + CHARGED_BYTES)?;
+            if self.bytes + own > self.charge.bytes() {
+                self.charge.set(self.bytes + own + CHARGED_BYTES)?;
             }
         }
         sort(names);
