@@ -865,13 +865,11 @@ fn layout_over(spec: &NamespacesSpec<'_>, root: &PrivateRoot) -> Layout {
         let path = Layout::stage(&Path::new("/proc/sys/net").join(name));
         layout.steps.push(Setup::Limit(path, value.into()));
     }
-    // The kernel works for whoever writes to the files of pressure.
-    for name in ["sys", "irq", "bus", "fs", "pressure", "sysrq-trigger"] {
-        let path = Path::new("/proc").join(name);
-        if path.exists() {
-            layout.bind_over(&Layout::stage(&path), &path, READ_ONLY);
-        }
-    }
+    // The machine's settings, and what the server goes by: who is killed first when memory runs out, and what is in core dumps.
+    let processes = Layout::stage(Path::new("/proc"));
+    layout
+        .steps
+        .push(Setup::Attributes(processes, READ_ONLY, true));
     layout.system_directory(Path::new("/sys"));
     layout.directory(Path::new("/root"));
     let path = Layout::stage(Path::new("/root"));

@@ -32,6 +32,9 @@ pub(super) enum Denial {
     Commands(&'static [c_int]),
     /// `EINVAL` if the first arguments, of which there are at most two, are these.
     Mode(&'static [c_int]),
+    /// Success without effect for a change of the limit on core dumps. These are the numbers of the arguments that say which limit
+    /// is meant, and where a new value is; without the latter there always is one.
+    CoreLimit(u32, Option<u32>),
 }
 
 /// The flags of clone(2) that are denied: those for namespaces, and `CLONE_PARENT`, which would make the
@@ -168,6 +171,19 @@ impl Assembler {
                     self.load(low_word(argument), word)
                 })
             }
+            Denial::CoreLimit(limit, value) => {
+                // The kernel reads an `unsigned int`, and a pointer.
+                let pretend = self.errno(0);
+                let change = value.map_or(pretend, |value| {
+                    let lower = self.branch(IF_EQUAL, 0, allow, pretend);
+                    let lower = self.load(low_word(value), lower);
+                    let upper = self.branch(IF_EQUAL, 0, lower, pretend);
+                    self.load(high_word(value), upper)
+                });
+                let core = libc::RLIMIT_CORE;
+                let which = self.any_of(&[core], change, allow);
+                self.load(low_word(limit), which)
+            }
         }
     }
 
@@ -290,6 +306,22 @@ mod tests {
             verdict("clone", &[0, u64::MAX, u64::MAX, u64::MAX]),
             Allowed
         );
+    }
+
+    #[test]
+    fn the_limit_on_core_dumps_stays_and_can_be_read() {
+        let (core, files) = (int(libc::RLIMIT_CORE), int(libc::RLIMIT_NOFILE));
+        for garbage in [0, HIGH_GARBAGE] {
+            assert_eq!(verdict("setrlimit", &[garbage | core, 1]), Refused(0));
+            assert_eq!(verdict("setrlimit", &[garbage | files, 1]), Allowed);
+            for value in [1, 1 << 32, u64::MAX] {
+                let call = [0, garbage | core, value, 1];
+                assert_eq!(verdict("prlimit64", &call), Refused(0), "{value:#x}");
+                let call = [0, garbage | files, value, 1];
+                assert_eq!(verdict("prlimit64", &call), Allowed);
+            }
+            assert_eq!(verdict("prlimit64", &[0, garbage | core, 0, 1]), Allowed);
+        }
     }
 
     #[test]
