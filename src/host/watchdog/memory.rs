@@ -223,12 +223,12 @@ impl Measured {
 }
 
 /// Bytes of memory that these processes of one user hold, with what is on the disks in memory of theirs. Exact where it
-/// is near `limit`; else at least on the right side of it. `None` if `is_given_up`. If they `have_ids` besides that user,
-/// no single one of these could look at all of them, and the server does.
+/// is near `limit`; else at least on the right side of it. `None` if `is_given_up`. If they have ids besides that
+/// user's, no single one of these could look at all of them; the `owner` of their user namespace can.
 pub(super) fn exact_use(
     reader: &mut Reader,
     user: User,
-    have_ids: bool,
+    owner: Option<User>,
     pids: &[Pid],
     disks: &[MemoryDisk],
     limit: u64,
@@ -238,7 +238,10 @@ pub(super) fn exact_use(
     let members: Vec<_> = pids.iter().filter_map(|pid| reader.member(*pid)).collect();
     let members: Vec<_> = members.into_iter().filter(is_own).collect();
     // As the user: the kernel shows the memory of a process to its own user.
-    let acting = (!have_ids).then(|| ActingAs::new(user)).transpose();
+    let acting = match owner {
+        Some(owner) => ActingAs::owner_of_users(owner),
+        None => ActingAs::new(user),
+    };
     let Ok(_acting) = acting else {
         return Some(members.iter().map(|member| member.private).sum());
     };

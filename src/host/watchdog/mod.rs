@@ -352,7 +352,7 @@ impl ExactLook {
             let found = memory::exact_use(
                 &mut reader,
                 self.sandbox.user,
-                self.sandbox.own_root().is_some(),
+                self.sandbox.root.get().map(|root| root.root()),
                 &self.pids,
                 &disks,
                 self.limit,
