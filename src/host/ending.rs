@@ -9,7 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::sandbox::Lasting;
-use super::table::SandboxTable;
+use super::table::{SandboxTable, Unready};
+use super::unfinished::Removal;
 use super::{Host, Sandbox, changing, unknown};
 use crate::error::{Error, Kind, Result};
 use crate::process::Reason;
@@ -94,9 +95,31 @@ impl Host {
             }
             table = self.changed.wait_for(table, Some(left));
         }
-        let sandbox = table.take(id).ok_or_else(|| unknown(id))?;
+        let sandbox = table.take(id);
+        let unready = table.take_unready(id);
         drop(table);
-        self.end(&sandbox, "deleted", deadline)
+        match (sandbox, unready) {
+            (Some(sandbox), _) => self.end(&sandbox, "deleted", deadline),
+            (None, Some(unready)) => self.end_unready(&[unready], deadline),
+            (None, None) => Err(unknown(id)),
+        }
+    }
+
+    /// Deletes sandboxes that were taken out of the table before they could be taken over: nothing of them runs.
+    fn end_unready(&self, all: &[Unready], deadline: Instant) -> Result<Ended> {
+        for Unready { record, file, .. } in all {
+            if let Some(records) = &self.records {
+                records.begin_deletion(file)?;
+            }
+            let (id, uid) = (record.id.clone(), Some(record.uid));
+            self.table().put_off(Removal { id, uid });
+        }
+        self.retry_removals(deadline);
+        let is_left = |removal: &Removal| all.iter().any(|one| one.record.id == removal.id);
+        Ok(Ended {
+            is_first_report: true,
+            is_removing: self.table().unfinished.iter().any(is_left),
+        })
     }
 
     /// Deletes all sandboxes, and retries deletions that were not completed before.
@@ -122,9 +145,11 @@ impl Host {
         let (late, ids): (Vec<_>, Vec<_>) =
             ids.cloned().partition(|id| table.changing.contains(id));
         let all: Vec<_> = ids.iter().filter_map(|id| table.take(id)).collect();
+        let unready = std::mem::take(&mut table.unready);
         drop(table);
         let mut failure = late.first().map(|id| changing(id));
-        let mut count = 0;
+        let mut count = unready.len();
+        failure = failure.or(self.end_unready(&unready, deadline).err());
         self.end_all(&all, "deleted", deadline, |result| match result {
             Ok(ended) => count += usize::from(ended.is_first_report),
             Err(error) => failure = failure.take().or(Some(error)),

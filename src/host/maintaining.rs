@@ -54,6 +54,7 @@ impl Host {
             fault::point("maintenance");
             if round % STUCK_ROUNDS == 0 {
                 let _ = contain(|| self.retry_removals(Instant::now() + REMOVAL_LIMIT));
+                let _ = contain(|| self.retry_adoptions());
             }
             for (_, ledger) in late {
                 ledger.connections.shut_down(true);

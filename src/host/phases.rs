@@ -11,7 +11,7 @@ use super::life::{By, Left, Life, Waker};
 use super::records::{LastRun, Record, RecordFile};
 use super::sandbox::Lasting;
 use super::standing::SandboxState;
-use super::table::SandboxTable;
+use super::table::{SandboxTable, Unready};
 use super::{Host, Sandbox, changing, log_of, unknown};
 use crate::clock::now_ms;
 use crate::confine::{FileView, Grants};
@@ -251,14 +251,20 @@ impl Host {
         let mut adopted = Vec::with_capacity(records.len());
         for (record, file) in records {
             let had_stopped = record.phase.stopped.is_some();
-            let (id, has_root) = (record.id.clone(), record.spec.root.is_some());
-            let sandbox = match self.adopt_one(record, file, cause) {
+            let sandbox = match self.adopt_one(record.clone(), Arc::clone(&file), cause) {
                 // A disk that is full is enough for that, and what one tenant has done must not keep the others from
                 // being served. Its uid stays taken.
-                Err(error) if has_root => {
+                Err(error) if record.spec.root.is_some() => {
+                    let id = &record.id;
                     logging::info(format_args!(
-                        "sandbox {id} is left to the next start of the server: {error}"
+                        "sandbox {id} cannot be taken over yet, and can be deleted: {error}"
                     ));
+                    let unready = Unready {
+                        record,
+                        file,
+                        cause,
+                    };
+                    self.table().unready.push(unready);
                     continue;
                 }
                 adopted => adopted?,
@@ -278,6 +284,31 @@ impl Host {
             ));
         }
         Ok(())
+    }
+
+    /// Tries again to take over what could not be.
+    pub(super) fn retry_adoptions(&self) {
+        let all = self.table().unready.clone();
+        for Unready {
+            record,
+            file,
+            cause,
+        } in all
+        {
+            let id = record.id.clone();
+            let Ok(sandbox) = self.adopt_one(record, file, cause) else {
+                continue;
+            };
+            let mut table = self.table();
+            // Unless it was deleted meanwhile.
+            if table.take_unready(&id).is_some() {
+                table.insert(&[Arc::clone(&sandbox)]);
+                drop(table);
+                self.changed.notify_all();
+                self.write_down_if_possible(&sandbox);
+                logging::info(format_args!("took over sandbox {id}"));
+            }
+        }
     }
 
     fn adopt_one(

@@ -157,7 +157,8 @@ impl Roots {
             logging::info(format_args!(
                 "no sandbox can have a root of its own: {error}"
             ));
-            self.lack = Some(error.to_string());
+            // That passes, and is no reason to put aside what there is: tenants fill disks.
+            self.lack = (error.kind() != Kind::NoSpace).then(|| error.to_string());
         }
     }
 

@@ -10,15 +10,26 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::ids::Ids;
+use super::records::{Record, RecordFile};
 use super::sandbox::Sandbox;
 use super::unfinished::Removal;
 use super::users::Users;
 use crate::error::{Error, Kind, Result};
 use crate::limits::ledger::Ledger;
+use crate::spec::sandbox::StopCause;
 use crate::sys::{self, User};
 
 /// Deleted sandboxes that are remembered, so that deleting one again is no error.
 const REMEMBERED: usize = 4096;
+
+/// A sandbox of an earlier server that cannot be taken over yet.
+#[derive(Clone)]
+pub(super) struct Unready {
+    pub(super) record: Record,
+    pub(super) file: Arc<RecordFile>,
+    /// Why it is stopped.
+    pub(super) cause: StopCause,
+}
 
 /// The sandboxes of a host in all states.
 pub(super) struct SandboxTable {
@@ -47,6 +58,9 @@ pub(super) struct SandboxTable {
     pub(super) stuck: HashMap<String, Arc<Sandbox>>,
     /// Homes without a sandbox that could not be removed; retried. Each keeps a slot, and its user.
     pub(super) unfinished: Vec<Removal>,
+    /// Sandboxes of an earlier server whose roots could not be put together, as on a disk that is full; retried. They are not
+    /// listed and can be deleted. Each keeps a slot, and its user.
+    pub(super) unready: Vec<Unready>,
     /// Deleted sandboxes to which clients were connected, and when they ended.
     pub(super) parting: Vec<(Instant, Arc<Ledger>)>,
     /// Ids of deleted sandboxes, the newest last.
@@ -103,6 +117,7 @@ impl SandboxTable {
             retried: HashMap::new(),
             stuck: HashMap::new(),
             unfinished: Vec::new(),
+            unready: Vec::new(),
             parting: Vec::new(),
             ended: VecDeque::new(),
             users,
@@ -114,7 +129,8 @@ impl SandboxTable {
 
     /// Number of slots in use.
     pub(super) fn occupied(&self) -> usize {
-        self.sandboxes.len() + self.reserved + self.ending.len() + self.count_stuck()
+        let listed = self.sandboxes.len() + self.unready.len();
+        listed + self.reserved + self.ending.len() + self.count_stuck()
     }
 
     /// Number of slots that something keeps which could not be removed.
@@ -233,6 +249,13 @@ impl SandboxTable {
         } else {
             self.empty_since.get_or_insert_with(Instant::now);
         }
+    }
+
+    /// Takes one out that could not be taken over.
+    pub(super) fn take_unready(&mut self, id: &str) -> Option<Unready> {
+        let mut all = self.unready.iter();
+        let at = all.position(|unready| unready.record.id == id)?;
+        Some(self.unready.swap_remove(at))
     }
 
     /// Takes back the user of a sandbox of which nothing is left.

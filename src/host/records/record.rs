@@ -27,6 +27,7 @@ use crate::spec::sandbox::{
 const FORMAT: u64 = 1;
 
 /// A sandbox as it is written down.
+#[derive(Clone)]
 pub(in crate::host) struct Record {
     pub(in crate::host) id: String,
     pub(in crate::host) number: u64,
