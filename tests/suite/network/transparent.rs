@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::filtered::{gate_of, in_both_modes};
 use super::{PROXY_VARIABLES, Place, allow, lan, sh, transparent, visitors, with};
 use crate::fixture::{
-    Held, Lan, Names, OTHERS, OUTSIDE, PATIENCE, Server, serve_pages, wait_until,
+    Held, Lan, Names, OTHERS, OUTSIDE, PATIENCE, Server, serve_pages, threads_of, wait_until,
 };
 use crate::walls::descriptors::STUCK;
 
@@ -573,4 +573,34 @@ print(client.connect_ex(web))",
             quiet.await_of(place.server);
         }
     });
+}
+
+/// A look-up that nobody answers takes a thread for seconds, whatever becomes of the run that asked.
+#[test]
+fn look_ups_of_former_runs_count() {
+    let lan = lan!();
+    let silent = lan
+        .outside
+        .run(|| std::net::UdpSocket::bind((OUTSIDE, 53)).unwrap());
+    let server = lan.start(Server::host());
+    let sandbox = server.sandbox_with(&transparent(&["*.slow.example"]));
+    let code = "import socket, struct, os
+def question(name):
+    labels = b''.join(bytes([len(part)]) + part.encode() for part in name.split('.'))
+    return os.urandom(2) + struct.pack('>5H', 0x100, 1, 0, 0, 0) + labels + b'\\0' + struct.pack('>2H', 1, 1)
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.connect(('192.0.2.53', 53))
+for number in range(16): udp.send(question(f'n{os.urandom(4).hex()}.slow.example'))";
+    let threads = || threads_of(server.inner_pid(), "network").len();
+    for _ in 0..6 {
+        sandbox.sh(&untold(&python(code)));
+        for (change, body) in [("pause", json!({ "keep": "files" })), ("resume", json!({}))] {
+            let reply = sandbox.post(change, &body);
+            assert_eq!(reply.status, 200, "{}", reply.text());
+        }
+    }
+    // Besides those that lead.
+    let most = threads();
+    assert!((1..=16 + 8).contains(&most), "{most}");
+    drop(silent);
 }

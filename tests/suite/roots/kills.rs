@@ -1,6 +1,7 @@
 //! A server that is killed in the middle of making, changing or ending a root, and what its successor finds.
 
 use std::path::Path;
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -11,9 +12,11 @@ use serde_json::{Value, json};
 use super::{Template, needs_roots, processes_of, root, root_with};
 use crate::faults::panics::{faulty_program, start};
 use crate::fixture::{
-    HostPlace, PATIENCE, Random, Server, all_processes, find, homes_in, is_alive, names_in, uid_of,
-    wait_until,
+    HostPlace, PATIENCE, Random, Server, TempDir, all_processes, find, homes_in, is_alive, is_root,
+    names_in, uid_of, wait_until,
 };
+use crate::host::lasting::end;
+use crate::skip;
 
 /// The first processes of namespaces whose server has ended: children of whoever adopts orphans, or of nobody here.
 fn orphaned_holders(before: &[i32]) -> Vec<i32> {
@@ -248,4 +251,76 @@ fn files_that_need_not_be_durable_outlast_all_but_the_machine() {
     assert!(reply.text().contains("\"1 kept\\n\""), "{}", reply.text());
     assert_eq!(next.get(&target).json()["durable"], false);
     next.place = Some(place);
+}
+
+/// Takes a small disk away when the test ends.
+struct Disk(TempDir);
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let mut unmount = Command::new("umount");
+        let _ = unmount.arg("-l").arg(self.0.path()).status();
+    }
+}
+
+/// What one tenant has done to the disk puts nobody's sandbox aside, and whoever manages the host can end it.
+#[test]
+fn a_start_on_a_full_disk_keeps_what_there_is() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let Some(template) = Template::new() else {
+        skip!("there is no {}", super::BUSYBOX);
+    };
+    let disk = Disk(TempDir::new());
+    let mut mount = Command::new("mount");
+    mount.args([
+        "-t",
+        "tmpfs",
+        "-o",
+        "size=64m,nr_inodes=2000,mode=755",
+        "none",
+    ]);
+    if !mount
+        .arg(disk.0.path())
+        .status()
+        .is_ok_and(|status| status.success())
+    {
+        skip!("cannot mount a small disk here");
+    }
+    let homes = disk.0.join("homes");
+    let server = template.builder().env("SBX_HOMES_DIR", &homes).start();
+    if let Some(why) = super::lack(&server) {
+        skip!("{why}");
+    }
+    let victim = root(&server);
+    victim.sh("echo kept > /kept");
+    let (kept, ids) = (victim.id.clone(), victim.ids.clone());
+    let hog = root(&server);
+    hog.exec(&json!({ "cmd": "n=0; while : > /f$n; do n=$((n+1)); done" }));
+    let full = hog.id.clone();
+    drop((victim, hog));
+    let place = end(server, Signal::SIGKILL);
+    wait_until("all of it has ended", PATIENCE, || {
+        processes_of(&ids).is_empty()
+    });
+    let next = template.next(&place).env("SBX_HOMES_DIR", &homes).start();
+    assert!(!next.log().contains("put aside"), "{}", next.log());
+    let reply = next.delete(&format!("/v1/sandboxes/{full}"));
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let target = format!("/v1/sandboxes/{kept}");
+    wait_until("it is taken over", 2 * PATIENCE, || {
+        next.get(&target).status == 200
+    });
+    let made = next.get(&target).json();
+    assert_eq!(made["state"], "stopped");
+    let reply = next.post(&format!("{target}/resume"), &json!({}));
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let read = next.get(&format!("{target}/files/read?path=/kept"));
+    assert_eq!(read.text(), "kept\n");
+    assert_eq!(
+        next.get("/v1/sandboxes").json().as_array().unwrap().len(),
+        1
+    );
+    assert_eq!(next.delete(&target).json()["deleted"], true);
 }

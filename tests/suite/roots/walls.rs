@@ -449,6 +449,30 @@ fn device_nodes_are_dead() {
     }
 }
 
+/// Who is taken first when memory runs out is the server's to say, and what it measures depends on the rest.
+#[test]
+fn what_the_server_has_set_for_processes_stays() {
+    needs_roots!(_template, server);
+    let sandbox = root(&server);
+    let script = "
+        sleep 1000 & exec 2>/dev/null
+        for process in self thread-self $$ $!; do
+            for name in oom_score_adj oom_adj coredump_filter autogroup timerslack_ns clear_refs comm sched; do
+                [ -e /proc/$process/$name ] || continue
+                (echo 0 > /proc/$process/$name) && echo /proc/$process/$name
+            done
+        done
+        cat /proc/self/oom_score_adj /proc/$!/oom_score_adj";
+    for user in USERS {
+        let shown = sandbox.exec_as(user, script).stdout;
+        let scores: Vec<i32> = shown.lines().map(|line| line.parse().unwrap()).collect();
+        assert!(
+            scores.len() == 2 && scores.iter().all(|score| *score >= 900),
+            "{user}: {shown}"
+        );
+    }
+}
+
 #[test]
 fn files_of_the_machine_are_not_reached() {
     needs_roots!(template, server);
@@ -982,8 +1006,18 @@ fn accounts_are_found_while_names_change() {
 /// Memory files that nothing maps are seen by whoever may look at the descriptors of a process.
 #[test]
 fn memory_of_a_process_with_several_ids_counts() {
-    needs_roots!(_template, server);
-    let sandbox = root_with(&server, json!({ "max_total_mem_mb": 100 }));
+    needs_roots!(template, server);
+    memory_of_several_ids_counts(&server);
+    // As in a container.
+    let words = ["setpriv", "--bounding-set=-sys_ptrace"];
+    let server = template.builder().wrapped_in(&words).start();
+    assert_eq!(super::lack(&server), None);
+    memory_of_several_ids_counts(&server);
+}
+
+#[track_caller]
+fn memory_of_several_ids_counts(server: &Server) {
+    let sandbox = root_with(server, json!({ "max_total_mem_mb": 100 }));
     sandbox.sh("chmod 4755 /probe");
     for acts in [
         &[&["hog-file", "150"][..], &["stay"]][..],

@@ -335,6 +335,105 @@ fn requests_with_the_token_of_a_sandbox_take_one_processor() {
     sandbox.delete();
 }
 
+/// Each is woken by all that the process writes, and nothing is sent to who waits for its end.
+#[test]
+fn those_that_wait_for_a_process_take_one_processor() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let writer =
+        "awk 'BEGIN { for (;;) { printf \"x\"; fflush(); for (n = 0; n < 20000; n++); } }'";
+    let writer = sandbox.spawn(&json!({ "cmd": writer }))["id"].clone();
+    let target = sandbox.target(&format!("processes/{}/wait", writer.as_str().unwrap()));
+    let waiting: Vec<Connection> = (0..300)
+        .map(|_| {
+            let mut connection = sandbox.connect();
+            connection.send_request("GET", &target, &[], b"");
+            connection
+        })
+        .collect();
+    takes_one_processor(&server, || std::thread::sleep(Duration::from_millis(50)));
+    drop(waiting);
+    sandbox.delete();
+}
+
+/// What a request that nobody reads keeps of an ended run is its sandbox's own.
+#[test]
+fn logs_of_former_runs_push_out_nobody_elses() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().env("SBX_LOG_TOTAL_BYTES", 8 << 20).start();
+    let victim = server.sandbox();
+    let log = victim.spawn(&json!({ "cmd": "head -c 1000000 /dev/zero" }));
+    let log = format!("processes/{}", log["id"].as_str().unwrap());
+    victim.get(&format!("{log}/wait"));
+    let sandbox = server.sandbox();
+    let mut stalled = Vec::new();
+    for _ in 0..12 {
+        let print = sandbox.spawn(&json!({ "cmd": "head -c 4000000 /dev/zero" }));
+        let id = print["id"].as_str().unwrap();
+        sandbox.get(&format!("processes/{id}/wait"));
+        let target = sandbox.target(&format!("processes/{id}/logs"));
+        stalled.push(sandbox.connect().stream("GET", &target, b""));
+        for (change, body) in [("pause", json!({ "keep": "files" })), ("resume", json!({}))] {
+            let reply = sandbox.post(change, &body);
+            assert_eq!(reply.status, 200, "{}", reply.text());
+        }
+    }
+    let kept = victim.get(&format!("{log}/logs?encoding=base64"));
+    let text = kept.text();
+    assert!(!text.contains("\"dropped\""), "{}", &text[..200]);
+    drop(stalled);
+    sandbox.delete();
+    victim.delete();
+}
+
+/// Paths are held and sent, some of them a hundred times in one answer.
+#[test]
+fn a_tree_as_deep_as_can_be_costs_no_memory() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    // Deeper than one process could by a path, and unreadable at the end.
+    let make = "import os
+name = b'\\xff' * 250
+for _ in range(1500):
+    os.mkdir(name)
+    os.chdir(name)
+for n in range(100): os.mkdir(str(n), 0)";
+    let made = sandbox.exec(&json!({ "code": make, "language": "python" }));
+    assert_eq!(made.code(), Some(0), "{made:?}");
+    let peak = || memory_of(server.inner_pid(), "VmHWM");
+    let before = peak();
+    let call = json!({
+        "jsonrpc": "2.0", "id": 1, "method": "tools/call",
+        "params": { "name": "grep", "arguments": { "pattern": "x" } },
+    });
+    let headers = [
+        ("content-type", "application/json"),
+        ("accept", "application/json, text/event-stream"),
+    ];
+    for (route, body) in [
+        ("files/compare", json!({ "path": ".", "entries": [] })),
+        ("files/copy?from=.&to=copy", json!({})),
+        ("mcp", call),
+    ] {
+        let mut connection = sandbox.connect();
+        let target = sandbox.target(route);
+        let body = body.to_string();
+        let reply = connection.request("POST", &target, &headers, body.as_bytes());
+        assert!(reply.body.len() < 1 << 20, "{route}: {}", reply.body.len());
+    }
+    let after = peak();
+    assert!(after < before + (24 << 20), "{before} {after}");
+    sandbox.delete();
+}
+
 fn ask_as_e2b(
     connection: &mut Connection,
     sandbox: &Sandbox<'_>,
@@ -365,6 +464,15 @@ fn take_one_processor(
 
 /// Asks from several connections until the server has used three seconds of processor time.
 fn asks_take_one_processor(server: &Server, ask: impl Fn() -> Reply + Sync) {
+    takes_one_processor(server, || {
+        let reply = ask();
+        // A watcher that is read too rarely has lost some.
+        assert!(matches!(reply.status, 200 | 500), "{}", reply.text());
+    });
+}
+
+/// Has several threads do something until the server has used three seconds of processor time.
+fn takes_one_processor(server: &Server, act: impl Fn() + Sync) {
     let used = || cpu_time_of(server.inner_pid());
     let is_over = AtomicBool::new(false);
     let (begun, before, limit) = (Instant::now(), used(), Duration::from_secs(3));
@@ -372,9 +480,7 @@ fn asks_take_one_processor(server: &Server, ask: impl Fn() -> Reply + Sync) {
         for _ in 0..6 {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
-                    let reply = ask();
-                    // A watcher that is read too rarely has lost some.
-                    assert!(matches!(reply.status, 200 | 500), "{}", reply.text());
+                    act();
                 }
             });
         }

@@ -190,10 +190,24 @@ fn limits_are_those_of_the_sandbox_and_cannot_be_raised() {
                 "resource {resource}"
             );
         }
-        for resource in [libc::RLIMIT_NPROC, libc::RLIMIT_CORE, libc::RLIMIT_NOFILE] {
+        for resource in [libc::RLIMIT_NPROC, libc::RLIMIT_NOFILE] {
             let act = ["raise-limit", &resource.to_string()];
             assert_eq!(probe.run_one(&act), "EPERM", "resource {resource}");
         }
+        // Whatever is asked for: neither a higher one nor 0.
+        let core = libc::RLIMIT_CORE.to_string();
+        assert_eq!(probe.run_one(&["raise-limit", &core]), "ok");
+        let call = libc::SYS_prlimit64.to_string();
+        for value in ["buffer", "0x100000000"] {
+            let act = ["syscall", &call, "0", &core, value, "0"];
+            assert_eq!(probe.run_one(&act), "ok", "{value}");
+        }
+        let act = ["syscall", &call, "0", &core, "0", "buffer"];
+        assert_eq!(probe.run_one(&act), "ok", "it is told");
+        let kept = "ulimit -Sc 0; ulimit -Hc 0; grep '^Max core' /proc/self/limits";
+        let kept = sandbox.sh(kept);
+        let kept: Vec<&str> = kept.split_whitespace().rev().take(3).collect();
+        assert_eq!(kept, ["bytes", "1", "1"]);
         if sandbox.id == small.id {
             let act = ["raise-limit", &libc::RLIMIT_DATA.to_string()];
             assert_eq!(probe.run_one(&act), "EPERM");
