@@ -400,13 +400,13 @@ fn a_tree_as_deep_as_can_be_costs_no_memory() {
     let server = Server::host().start();
     let sandbox = server.sandbox();
     // Deeper than one process could by a path, and unreadable at the end.
-    let make = "import os
+    let code = "import os
 name = b'\\xff' * 250
 for _ in range(1500):
     os.mkdir(name)
     os.chdir(name)
 for n in range(100): os.mkdir(str(n), 0)";
-    let made = sandbox.exec(&json!({ "code": make, "language": "python" }));
+    let made = sandbox.exec(&json!({ "code": code, "language": "python" }));
     assert_eq!(made.code(), Some(0), "{made:?}");
     let peak = || memory_of(server.inner_pid(), "VmHWM");
     let before = peak();
