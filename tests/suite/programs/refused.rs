@@ -286,6 +286,7 @@ def raised(which):
 attempt('processes', lambda: raised(resource.RLIMIT_NPROC))
 attempt('files', lambda: raised(resource.RLIMIT_NOFILE))
 attempt('core', lambda: raised(resource.RLIMIT_CORE))
+print(resource.getrlimit(resource.RLIMIT_CORE))
 attempt('nice', lambda: os.nice(-1))
 attempt('real time', lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)))
 attempt('idle', lambda: os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)))
@@ -296,7 +297,7 @@ attempt('lower', lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (50, 60)))
     );
     assert_eq!(
         seen,
-        "processes EPERM\nfiles EPERM\ncore EPERM\nnice EPERM\nreal time EPERM\nidle EPERM\nbatch works\nlower works\n"
+        "processes EPERM\nfiles EPERM\ncore works\n(1, 1)\nnice EPERM\nreal time EPERM\nidle EPERM\nbatch works\nlower works\n"
     );
 }
 
