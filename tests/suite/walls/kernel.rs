@@ -97,6 +97,9 @@ fn no_call_of_the_table_is_left_out_of_this_test() {
             "sched_setscheduler",
             "seccomp",
             "prctl",
+            // See the tests of limits (state.rs).
+            "setrlimit",
+            "prlimit64",
             // Left to the server, under a transparent network only.
             "connect",
             "listen",
