@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::records::RecordFile;
 use super::sandbox::Lasting;
 use super::table::{SandboxTable, Unready};
 use super::unfinished::Removal;
@@ -100,26 +101,33 @@ impl Host {
         drop(table);
         match (sandbox, unready) {
             (Some(sandbox), _) => self.end(&sandbox, "deleted", deadline),
-            (None, Some(unready)) => self.end_unready(&[unready], deadline),
+            (None, Some(unready)) => Ok(self.end_unready(&[unready], deadline)),
             (None, None) => Err(unknown(id)),
         }
     }
 
+    /// What follows is the deletion, whatever happens to this server.
+    fn note_deletion(&self, file: &RecordFile) {
+        if let Some(records) = &self.records
+            && let Err(error) = records.begin_deletion(file)
+        {
+            logging::info(format_args!("{error}"));
+        }
+    }
+
     /// Deletes sandboxes that were taken out of the table before they could be taken over: nothing of them runs.
-    fn end_unready(&self, all: &[Unready], deadline: Instant) -> Result<Ended> {
+    fn end_unready(&self, all: &[Unready], deadline: Instant) -> Ended {
         for Unready { record, file, .. } in all {
-            if let Some(records) = &self.records {
-                records.begin_deletion(file)?;
-            }
+            self.note_deletion(file);
             let (id, uid) = (record.id.clone(), Some(record.uid));
             self.table().put_off(Removal { id, uid });
         }
         self.retry_removals(deadline);
         let is_left = |removal: &Removal| all.iter().any(|one| one.record.id == removal.id);
-        Ok(Ended {
+        Ended {
             is_first_report: true,
             is_removing: self.table().unfinished.iter().any(is_left),
-        })
+        }
     }
 
     /// Deletes all sandboxes, and retries deletions that were not completed before.
@@ -149,7 +157,7 @@ impl Host {
         drop(table);
         let mut failure = late.first().map(|id| changing(id));
         let mut count = unready.len();
-        failure = failure.or(self.end_unready(&unready, deadline).err());
+        self.end_unready(&unready, deadline);
         self.end_all(&all, "deleted", deadline, |result| match result {
             Ok(ended) => count += usize::from(ended.is_first_report),
             Err(error) => failure = failure.take().or(Some(error)),
@@ -192,12 +200,7 @@ impl Host {
         for sandbox in all {
             sandbox.workspace.close();
             lock(&sandbox.is_ending).0 = true;
-            // What follows is the deletion, whatever happens to this server.
-            if let Some(records) = &self.records
-                && let Err(error) = records.begin_deletion(&sandbox.file)
-            {
-                logging::info(format_args!("{error}"));
-            }
+            self.note_deletion(&sandbox.file);
         }
         let mut shares = Shares::new(all.len(), deadline);
         let emptying_deadline = deadline.min(begun + EMPTYING_LIMIT);
