@@ -31,9 +31,10 @@ impl SkipList {
 
 /// The end of a path, which says what it leads to, after `…` if that is not all of it.
 pub fn end_of(shown: String) -> String {
-    let Some(cut) = shown.len().checked_sub(SHOWN_BYTES + 1) else {
+    let cut = shown.len().saturating_sub(SHOWN_BYTES);
+    if cut == 0 {
         return shown;
-    };
+    }
     let rest = (cut..).find_map(|at| shown.get(at..));
     ["…", rest.unwrap_or_default()].concat()
 }

@@ -1,7 +1,6 @@
 //! A server that is killed in the middle of making, changing or ending a root, and what its successor finds.
 
 use std::path::Path;
-use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::{Template, needs_roots, processes_of, root, root_with};
 use crate::faults::panics::{faulty_program, start};
+use crate::files::Mount;
 use crate::fixture::{
     HostPlace, PATIENCE, Random, Server, TempDir, all_processes, find, homes_in, is_alive, is_root,
     names_in, uid_of, wait_until,
@@ -253,16 +253,6 @@ fn files_that_need_not_be_durable_outlast_all_but_the_machine() {
     next.place = Some(place);
 }
 
-/// Takes a small disk away when the test ends.
-struct Disk(TempDir);
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let mut unmount = Command::new("umount");
-        let _ = unmount.arg("-l").arg(self.0.path()).status();
-    }
-}
-
 /// What one tenant has done to the disk puts nobody's sandbox aside, and whoever manages the host can end it.
 #[test]
 fn a_start_on_a_full_disk_keeps_what_there_is() {
@@ -272,23 +262,11 @@ fn a_start_on_a_full_disk_keeps_what_there_is() {
     let Some(template) = Template::new() else {
         skip!("there is no {}", super::BUSYBOX);
     };
-    let disk = Disk(TempDir::new());
-    let mut mount = Command::new("mount");
-    mount.args([
-        "-t",
-        "tmpfs",
-        "-o",
-        "size=64m,nr_inodes=2000,mode=755",
-        "none",
-    ]);
-    if !mount
-        .arg(disk.0.path())
-        .status()
-        .is_ok_and(|status| status.success())
-    {
+    let disk = TempDir::new();
+    let Some(_mounted) = Mount::tmpfs(disk.path(), "size=64m,nr_inodes=2000,mode=755") else {
         skip!("cannot mount a small disk here");
-    }
-    let homes = disk.0.join("homes");
+    };
+    let homes = disk.join("homes");
     let server = template.builder().env("SBX_HOMES_DIR", &homes).start();
     if let Some(why) = super::lack(&server) {
         skip!("{why}");
