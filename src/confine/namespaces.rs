@@ -33,8 +33,8 @@ use crate::error::{Error, Kind, Result, cause};
 use crate::limits::memory;
 use crate::spec::isolation::{MACHINE_DIRECTORIES, TEMPORARY};
 use crate::sys::{
-    self, Holder, HolderError, HolderPlan, HolderStep, MountPoint, MountSource, NamespaceSet, Pid,
-    Setup, User, UserNamespace, proc,
+    self, Holder, HolderError, HolderPlan, HolderStep, MountSource, NamespaceSet, Pid, Setup, User,
+    UserNamespace, proc,
 };
 use crate::threads::Thread;
 use crate::threads::lock::{Condvar, Mutex, lock};
@@ -427,17 +427,19 @@ impl Means {
             user: users,
             network: spec.network,
         };
-        let (root, inside, mounts) = match spec.root {
+        let (root, inside, mounts, points) = match spec.root {
             Some((root, most)) => {
                 let mounts = spec.devices.detached();
                 let mounts = mounts.map_err(|errno| failure("show their devices", errno))?;
                 let mount = root.mount();
                 let mount = mount.map_err(|errno| failure("show their root", errno))?;
+                let points = root.mount_points(mount.as_fd(), &layout.points);
+                let points = points.map_err(|errno| failure("make mount points in it", errno))?;
                 let users = root.users(most);
                 let users = users.map_err(|errno| failure("make a user namespace", errno))?;
-                (Some((mount, root.root())), Some(users), mounts)
+                (Some(mount), Some(users), mounts, points)
             }
-            None => (None, None, Vec::new()),
+            None => (None, None, Vec::new(), Vec::new()),
         };
         let order = Arc::new(StartRequest {
             plan: HolderPlan {
@@ -448,6 +450,7 @@ impl Means {
                 arguments: vec![c"sbx-server".to_owned(), c_string(HOLDER_ARGUMENT)],
                 root,
                 mounts,
+                points,
                 mapping: theirs,
             },
             started: Mutex::default(),
@@ -596,7 +599,9 @@ fn describe(error: HolderError, setup: &[Setup]) -> MakeError {
                 let kind = kind.to_string_lossy();
                 format!("mount {kind} at {}", shown(target)).replace("  ", " ")
             }
-            Some(Setup::Place { point, .. }) => format!("mount something at /{point}"),
+            Some(Setup::Place { path, .. }) => {
+                format!("mount something at {}", path.to_string_lossy())
+            }
             Some(Setup::Attributes(path, ..)) => format!("protect the mount at {}", shown(path)),
             Some(Setup::Root(_) | Setup::Attach(_) | Setup::Limit(..)) | None => {
                 "change the root".to_owned()
@@ -619,6 +624,8 @@ struct Layout {
     made: Vec<PathBuf>,
     /// Directories of the machine that are there with all that is in them.
     bound: Vec<PathBuf>,
+    /// What is mounted over in a root of the sandbox's own, and whether that is a directory.
+    points: Vec<(PathBuf, bool)>,
 }
 
 impl Layout {
@@ -816,6 +823,16 @@ impl Layout {
         self.steps.push(Setup::Remove(source));
     }
 
+    /// Moves a mount over a directory or a file of a root of the sandbox's own.
+    fn place(&mut self, path: &Path, is_directory: bool, from: MountSource) {
+        self.steps.push(Setup::Place {
+            point: self.points.len(),
+            path: c_string(path),
+            from,
+        });
+        self.points.push((path.to_owned(), is_directory));
+    }
+
     /// The home, by both of its paths.
     fn home(&mut self, home: &Home) {
         let Home {
@@ -876,22 +893,14 @@ fn layout_over(spec: &NamespacesSpec<'_>, root: &PrivateRoot) -> Layout {
     layout.steps.push(Setup::Attach(path.clone()));
     // Before the machine's directories, which lie over what links of the sandbox lead into.
     for (index, mount) in spec.devices.mounts.iter().enumerate() {
-        layout.steps.push(Setup::Place {
-            root: path.clone(),
-            point: MountPoint::new(&mount.target),
-            is_directory: mount.is_directory,
-            from: MountSource::Detached(index),
-        });
+        let from = MountSource::Detached(index);
+        layout.place(&mount.target, mount.is_directory, from);
     }
     for name in MACHINE_DIRECTORIES {
         let from = Path::new("/").join(name);
         if layout.made.contains(&from) || layout.is_bound(&from) {
-            layout.steps.push(Setup::Place {
-                root: path.clone(),
-                point: MountPoint::new(Path::new(name)),
-                is_directory: true,
-                from: MountSource::Path(Layout::stage(&from)),
-            });
+            let staged = MountSource::Path(Layout::stage(&from));
+            layout.place(&from, true, staged);
         }
     }
     layout.steps.push(Setup::Root(path));

@@ -13,19 +13,21 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat};
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat, openat2};
 use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmod, fchmodat, fstat, mkdirat};
-use nix::unistd::{Gid, Uid, fchownat};
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, unlinkat};
 
 use crate::error::{Error, Kind, Result};
 use crate::spec::account::{self, Account};
 use crate::spec::sandbox::RootSpec;
 use crate::sys::{self, ActingAs, MountError, MountStep, User, UserNamespace};
 use crate::threads::lock::{Mutex, lock};
+use crate::threads::priority::thread_time;
 
 /// Who runs commands where nobody else is chosen.
 const USUAL_ACCOUNT: &str = "root";
@@ -38,6 +40,9 @@ const MAX_NAME: usize = 256;
 
 /// Longer lists of accounts are read so far.
 const MAX_ACCOUNT_BYTES: u64 = 256 << 10;
+
+/// Most processor time for finding where the mounts of a start belong: more takes links that are laid for it.
+const MOUNT_POINTS_TIME: Duration = Duration::from_secs(1);
 
 /// The root of one sandbox.
 pub struct PrivateRoot {
@@ -193,6 +198,64 @@ impl PrivateRoot {
         fstat(self.resolve(path, OFlag::O_PATH)?)
     }
 
+    /// Opens what is to be mounted over in a mount of its tree: paths, and whether each is a directory. What is missing on the
+    /// way is made, and belongs to its root. Links on the way lead where they do inside; one at the end, and any other file
+    /// that is in the way, is removed: a process of the sandbox has made it when it ran before.
+    ///
+    /// # Errors
+    /// `ELOOP` if links make it take too long; those of the system calls.
+    pub(super) fn mount_points(
+        &self,
+        mount: BorrowedFd<'_>,
+        points: &[(PathBuf, bool)],
+    ) -> nix::Result<Vec<OwnedFd>> {
+        let _acting = ActingAs::root_of_sandbox(self.root())?;
+        // Without a limit where the kernel does not tell.
+        let until = thread_time().map(|now| now + MOUNT_POINTS_TIME);
+        let mut opened = Vec::new();
+        for (path, is_directory) in points {
+            let (mut here, mut left) = (None, path.components().count());
+            let mut way = PathBuf::new();
+            for part in path.components() {
+                left -= 1;
+                let Component::Normal(name) = part else {
+                    continue;
+                };
+                way.push(name);
+                let parent = here.as_ref().map_or(mount, OwnedFd::as_fd);
+                let is_directory = left > 0 || *is_directory;
+                let kind = if is_directory {
+                    OFlag::O_DIRECTORY
+                } else {
+                    OFlag::empty()
+                };
+                let next = || match left {
+                    0 => open_alone(parent, name, kind | OFlag::O_PATH),
+                    _ => sys::open_inside(mount, way.as_os_str().as_bytes(), kind | OFlag::O_PATH),
+                };
+                let found = match next() {
+                    Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {
+                        let _ = unlinkat(parent, name, UnlinkatFlags::NoRemoveDir);
+                        // Something may have the name now. It is opened or refused next.
+                        let _ = if is_directory {
+                            make_directory(parent, name, 0o755)
+                        } else {
+                            write_new(parent, name, 0o644, "")
+                        };
+                        next()
+                    }
+                    found => found,
+                };
+                here = Some(found?);
+                if thread_time() > until {
+                    return Err(Errno::ELOOP);
+                }
+            }
+            opened.extend(here);
+        }
+        Ok(opened)
+    }
+
     /// Whether a path leads to a program.
     pub(super) fn has_program(&self, path: &Path) -> bool {
         self.find(path).is_ok_and(|found| {
@@ -266,7 +329,7 @@ impl PrivateRoot {
         let rules = self.resolve("etc/sudoers.d", OFlag::O_PATH | OFlag::O_DIRECTORY);
         if let Ok(rules) = rules {
             let text = format!("{name} ALL=(ALL:ALL) NOPASSWD:ALL\n");
-            match write_new(&rules, "90-sbx", 0o440, &text) {
+            match write_new(rules.as_fd(), "90-sbx".as_ref(), 0o440, &text) {
                 Ok(()) | Err(Errno::EEXIST) => {}
                 Err(errno) => return Err(errno),
             }
@@ -280,7 +343,7 @@ impl PrivateRoot {
         let found = match self.resolve(&*path, OFlag::O_PATH) {
             Err(Errno::ENOENT) if must_be => {
                 let etc = self.resolve("etc", OFlag::O_PATH | OFlag::O_DIRECTORY)?;
-                return write_new(&etc, name, 0o644, line);
+                return write_new(etc.as_fd(), name.as_ref(), 0o644, line);
             }
             Err(Errno::ENOENT) => return Ok(()),
             found => found?,
@@ -329,13 +392,7 @@ impl PrivateRoot {
     fn directory(&self, path: &str, mode: u32) -> nix::Result<()> {
         let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
         let parent = self.resolve(parent, OFlag::O_PATH | OFlag::O_DIRECTORY)?;
-        let mode = Mode::from_bits_truncate(mode);
-        match mkdirat(&parent, name, mode) {
-            // The server's umask has taken bits away.
-            Ok(()) => fchmodat(&parent, name, mode, FchmodatFlags::NoFollowSymlink),
-            Err(Errno::EEXIST) => Ok(()),
-            Err(errno) => Err(errno),
-        }
+        make_directory(parent.as_fd(), name.as_ref(), mode)
     }
 
     /// Writes a file of /etc that is missing, empty or a link to nothing.
@@ -346,13 +403,32 @@ impl PrivateRoot {
             Ok(_) | Err(_) => {}
         }
         let etc = self.resolve("etc", OFlag::O_PATH | OFlag::O_DIRECTORY)?;
-        let _ = nix::unistd::unlinkat(&etc, name, nix::unistd::UnlinkatFlags::NoRemoveDir);
-        write_new(&etc, name, 0o644, text)
+        let _ = unlinkat(&etc, name, UnlinkatFlags::NoRemoveDir);
+        write_new(etc.as_fd(), name.as_ref(), 0o644, text)
+    }
+}
+
+/// Opens a name that is no link.
+fn open_alone(directory: BorrowedFd<'_>, name: &OsStr, flags: OFlag) -> nix::Result<OwnedFd> {
+    let how = OpenHow::new()
+        .flags(flags | OFlag::O_CLOEXEC)
+        .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
+    openat2(directory, name, how)
+}
+
+/// Makes a directory unless something has its name.
+fn make_directory(parent: BorrowedFd<'_>, name: &OsStr, mode: u32) -> nix::Result<()> {
+    let mode = Mode::from_bits_truncate(mode);
+    match mkdirat(parent, name, mode) {
+        // The server's umask has taken bits away.
+        Ok(()) => fchmodat(parent, name, mode, FchmodatFlags::NoFollowSymlink),
+        Err(Errno::EEXIST) => Ok(()),
+        Err(errno) => Err(errno),
     }
 }
 
 /// Makes a file that nothing has the name of.
-fn write_new(directory: &OwnedFd, name: &str, mode: u32, text: &str) -> nix::Result<()> {
+fn write_new(directory: BorrowedFd<'_>, name: &OsStr, mode: u32, text: &str) -> nix::Result<()> {
     let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
     let mode = Mode::from_bits_truncate(mode);
     let mut file = File::from(openat(directory, name, flags, mode)?);

@@ -53,8 +53,8 @@ pub use identity::{
     withhold_ptrace_from_children,
 };
 pub use mounts::{
-    IDS_OF_SANDBOX, MountError, MountPoint, MountSource, MountStep, UserNamespace, clone_mount,
-    open_inside, overlay, read_only_mount,
+    IDS_OF_SANDBOX, MountError, MountSource, MountStep, UserNamespace, clone_mount, open_inside,
+    overlay, read_only_mount,
 };
 pub use namespaces::{
     Holder, HolderError, HolderPlan, HolderStep, NamespaceSet, Setup, wait_for_end,

@@ -5,12 +5,10 @@
 //! of the machine as ids from 0 on.
 
 use std::cell::Cell;
-use std::ffi::{CStr, CString, OsStr, c_int, c_long, c_uint, c_void};
-use std::fmt;
+use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path, PathBuf};
 use std::ptr;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
@@ -301,8 +299,10 @@ const INSIDE: ResolveFlag = ResolveFlag::RESOLVE_IN_ROOT
     .union(ResolveFlag::RESOLVE_NO_MAGICLINKS)
     .union(ResolveFlag::RESOLVE_NO_XDEV);
 
-/// Tries of openat2(2), which fails with `EAGAIN` while anything on the machine is renamed and a path has `..`.
-const ATTEMPTS: usize = 1000;
+/// Tries of openat2(2), which fails with `EAGAIN` while anything on the machine is renamed and a path has `..`: at least so
+/// many, and then until so much time has passed. Links can make each of them take tens of milliseconds.
+const LEAST_ATTEMPTS: usize = 8;
+const ATTEMPTS_TIME: Duration = Duration::from_millis(100);
 
 /// Opens a path as a program does whose root `directory` is: links lead anywhere in it, and none out. Close-on-exec.
 ///
@@ -313,13 +313,15 @@ pub fn open_inside(directory: BorrowedFd<'_>, path: &[u8], flags: OFlag) -> Resu
         .flags(flags | OFlag::O_CLOEXEC)
         .resolve(INSIDE);
     let path = if path.is_empty() { b"." } else { path };
-    for _ in 1..ATTEMPTS {
+    let begun = Instant::now();
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
         match openat2(directory, path, how) {
-            Err(Errno::EAGAIN) => {}
+            Err(Errno::EAGAIN) if attempts < LEAST_ATTEMPTS || begun.elapsed() < ATTEMPTS_TIME => {}
             opened => return opened,
         }
     }
-    openat2(directory, path, how)
 }
 
 /// `linux/mount.h`.
@@ -399,33 +401,6 @@ fn errno_of(error: &std::io::Error) -> Errno {
 pub(super) const MOVE_FROM_DESCRIPTOR: c_uint = 0x4;
 pub(super) const MOVE_TO_DESCRIPTOR: c_uint = 0x40;
 
-/// Where something is mounted in a root: for each part of the path the way to it from the root, and its name.
-#[derive(Debug)]
-pub struct MountPoint(Vec<(CString, CString)>);
-
-impl MountPoint {
-    /// That of a path without `..`.
-    pub fn new(path: &Path) -> Self {
-        let mut way = PathBuf::new();
-        let c_string = |text: &OsStr| CString::new(text.as_bytes()).unwrap_or_default();
-        let parts = path.components().filter_map(|part| match part {
-            Component::Normal(name) => {
-                way.push(name);
-                Some((c_string(way.as_os_str()), c_string(name)))
-            }
-            _ => None,
-        });
-        Self(parts.collect())
-    }
-}
-
-impl fmt::Display for MountPoint {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let whole = self.0.last().map(|(way, _)| way.to_string_lossy());
-        formatter.write_str(&whole.unwrap_or_default())
-    }
-}
-
 /// What is mounted somewhere: the mount at a path, or of those without a place the one with this number.
 #[derive(Debug)]
 pub enum MountSource {
@@ -433,135 +408,9 @@ pub enum MountSource {
     Detached(usize),
 }
 
-/// Puts what is mounted at `from` over a directory or a file of the root that is put together, by system calls only. What
-/// is missing on the way is made, and belongs to the sandbox's root. Links on the way lead where they do inside of the root;
-/// one at its end, and any other file that is in the way, is removed: a process of the sandbox has made it when it ran before.
-///
-/// # Safety
-/// Only in a child that makes system calls only.
-pub(super) unsafe fn place(
-    root: &CString,
-    point: &MountPoint,
-    is_directory: bool,
-    from: &MountSource,
-    detached: &[OwnedFd],
-    owner: User,
-) -> bool {
-    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    // SAFETY: C strings that outlive the calls.
-    unsafe {
-        let root = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, root.as_ptr(), flags);
-        if root < 0 || set_secure_bits(NO_SETUID_FIXUP).is_err() {
-            return false;
-        }
-        libc::syscall(libc::SYS_setfsgid, owner.gid);
-        libc::syscall(libc::SYS_setfsuid, owner.uid);
-        let target = reach(root, point, is_directory);
-        let errno = Errno::last_raw();
-        libc::syscall(libc::SYS_setfsuid, 0);
-        libc::syscall(libc::SYS_setfsgid, 0);
-        Errno::set_raw(errno);
-        if target < 0 {
-            return false;
-        }
-        let empty = c"".as_ptr();
-        let (at, path, flags) = match from {
-            MountSource::Path(path) => (libc::AT_FDCWD, path.as_ptr(), MOVE_TO_DESCRIPTOR),
-            MountSource::Detached(number) => {
-                let mount = detached.get(*number).map_or(-1, AsRawFd::as_raw_fd);
-                (mount, empty, MOVE_FROM_DESCRIPTOR | MOVE_TO_DESCRIPTOR)
-            }
-        };
-        let moved = libc::syscall(libc::SYS_move_mount, at, path, target, empty, flags);
-        let errno = Errno::last_raw();
-        libc::syscall(libc::SYS_close, target);
-        libc::syscall(libc::SYS_close, root);
-        Errno::set_raw(errno);
-        moved == 0
-    }
-}
-
-/// Opens a mount point, and makes what is missing. Negative on failure, with errno set.
-///
-/// # Safety
-/// As for [`place`]; `root` is open.
-unsafe fn reach(root: c_long, point: &MountPoint, is_directory: bool) -> c_long {
-    let mut here = root;
-    let mut left = point.0.len();
-    for (way, name) in &point.0 {
-        left -= 1;
-        let wants_directory = is_directory || left > 0;
-        // SAFETY: C strings that outlive the calls, and descriptors that are open.
-        unsafe {
-            let next = || {
-                if left > 0 {
-                    open_part(root, way, true, INSIDE)
-                } else {
-                    let alone = ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV;
-                    open_part(here, name, wants_directory, alone)
-                }
-            };
-            let mut opened = next();
-            let is_missing = matches!(Errno::last(), Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP);
-            if opened < 0 && is_missing {
-                libc::syscall(libc::SYS_unlinkat, here, name.as_ptr(), 0);
-                if wants_directory {
-                    libc::syscall(libc::SYS_mkdirat, here, name.as_ptr(), 0o755);
-                } else {
-                    let flags = libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY | libc::O_CLOEXEC;
-                    let made = libc::syscall(libc::SYS_openat, here, name.as_ptr(), flags, 0o644);
-                    if made >= 0 {
-                        libc::syscall(libc::SYS_close, made);
-                    }
-                }
-                opened = next();
-            }
-            if opened < 0 {
-                return opened;
-            }
-            if here != root {
-                libc::syscall(libc::SYS_close, here);
-            }
-            here = opened;
-        }
-    }
-    here
-}
-
-/// openat2(2) of a path, without a right to read or write.
-///
-/// # Safety
-/// As for [`reach`].
-unsafe fn open_part(
-    at: c_long,
-    path: &CString,
-    is_directory: bool,
-    resolve: ResolveFlag,
-) -> c_long {
-    let kind = if is_directory { libc::O_DIRECTORY } else { 0 };
-    let how = [
-        u64::from((libc::O_PATH | libc::O_CLOEXEC | kind).cast_unsigned()),
-        0,
-        resolve.bits(),
-    ];
-    let mut opened = -1;
-    for _ in 0..ATTEMPTS {
-        // SAFETY: a C string, and a `struct open_how` of three numbers, which outlive the call.
-        opened = unsafe {
-            let (path, how, size) = (path.as_ptr(), how.as_ptr(), size_of_val(&how));
-            libc::syscall(libc::SYS_openat2, at, path, how, size)
-        };
-        if opened >= 0 || Errno::last() != Errno::EAGAIN {
-            break;
-        }
-    }
-    opened
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Read;
-    use std::time::Duration;
 
     use super::*;
 

@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nix::errno::Errno;
 
 use super::clone::{ChildStack, clone, clone_in, enter_cgroup, write_oom_score};
-use super::identity::{User, drop_capabilities, forbid_root_capabilities};
-use super::mounts::{MOVE_FROM_DESCRIPTOR, MountAttributes, MountPoint, MountSource, place};
+use super::identity::{drop_capabilities, forbid_root_capabilities};
+use super::mounts::{MOVE_FROM_DESCRIPTOR, MOVE_TO_DESCRIPTOR, MountAttributes, MountSource};
 use super::poll::{Events, PollEntry, poll};
 use super::process::{Ending, Pid, pidfd_signal, wait};
 use super::signals::{changed_signals, ignore_by_system_call, set_default};
@@ -79,11 +79,10 @@ pub enum Setup {
     Attributes(CString, u64, bool),
     /// Puts the mount that the plan brings in place (`move_mount(2)`).
     Attach(CString),
-    /// In this root, moves a mount over a directory or a file.
+    /// Moves a mount over the mount point of the plan with this number, which has this path in the new root.
     Place {
-        root: CString,
-        point: MountPoint,
-        is_directory: bool,
+        point: usize,
+        path: CString,
         from: MountSource,
     },
     /// Makes the mount at this path the root, and takes everything else out of sight: by `pivot_root(2)`, or
@@ -103,10 +102,13 @@ pub struct HolderPlan {
     pub server: Arc<OwnedFd>,
     /// `argv` of that program.
     pub arguments: Vec<CString>,
-    /// A mount without a place, for [`Setup::Attach`], and the root of the sandbox whose own it is.
-    pub root: Option<(OwnedFd, User)>,
+    /// A mount without a place, for [`Setup::Attach`].
+    pub root: Option<OwnedFd>,
     /// Further ones, for [`Setup::Place`].
     pub mounts: Vec<OwnedFd>,
+    /// Directories and files of `root`, open, that they are moved over. To find them can take long: a sandbox has made the
+    /// links on the way.
+    pub points: Vec<OwnedFd>,
     /// With a namespace of users: where the child writes its pid and reads a byte when its users are mapped, 1 if
     /// they are.
     pub mapping: Option<UnixDatagram>,
@@ -168,8 +170,8 @@ impl Holder {
     pub fn start(plan: &HolderPlan) -> Result<Self, HolderError> {
         let argv = plan.arguments.iter().map(|argument| argument.as_ptr());
         let mut kept = vec![plan.program.as_raw_fd(), plan.server.as_raw_fd()];
-        let root = plan.root.iter().map(|(root, _)| root);
-        kept.extend(root.chain(&plan.mounts).map(AsRawFd::as_raw_fd));
+        let files = plan.root.iter().chain(&plan.mounts).chain(&plan.points);
+        kept.extend(files.map(AsRawFd::as_raw_fd));
         kept.sort_unstable();
         let raw = RawPlan {
             plan,
@@ -567,20 +569,21 @@ unsafe fn set_up(plan: &HolderPlan, step: &Setup) -> bool {
                 )
             }
             Setup::Attach(path) => {
-                let root = plan.root.as_ref().map_or(-1, |(root, _)| root.as_raw_fd());
+                let root = plan.root.as_ref().map_or(-1, AsRawFd::as_raw_fd);
                 let (empty, flags) = (c"".as_ptr(), MOVE_FROM_DESCRIPTOR);
                 libc::syscall(libc::SYS_move_mount, root, empty, at, path.as_ptr(), flags)
             }
-            Setup::Place {
-                root,
-                point,
-                is_directory,
-                from,
-            } => {
-                let Some((_, owner)) = &plan.root else {
-                    return false;
+            Setup::Place { point, from, .. } => {
+                let number = |files: &[OwnedFd], at| files.get(at).map_or(-1, AsRawFd::as_raw_fd);
+                let (empty, to) = (c"".as_ptr(), number(&plan.points, *point));
+                let (mount, path, flags) = match from {
+                    MountSource::Path(path) => (at, path.as_ptr(), MOVE_TO_DESCRIPTOR),
+                    MountSource::Detached(index) => {
+                        let flags = MOVE_FROM_DESCRIPTOR | MOVE_TO_DESCRIPTOR;
+                        (number(&plan.mounts, *index), empty, flags)
+                    }
                 };
-                return place(root, point, *is_directory, from, &plan.mounts, *owner);
+                libc::syscall(libc::SYS_move_mount, mount, path, to, empty, flags)
             }
             Setup::Root(path) => return become_root(path),
         }
@@ -799,6 +802,7 @@ impl HolderPlan {
             arguments: vec![c"sleep".to_owned(), c"1000".to_owned()],
             root: None,
             mounts: Vec::new(),
+            points: Vec::new(),
             mapping: None,
         }
     }

@@ -151,8 +151,8 @@ thread_local! {
     static CHARGED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// The processor time of this thread.
-fn thread_time() -> Option<Duration> {
+/// The processor time of this thread; `None` where the kernel does not tell.
+pub fn thread_time() -> Option<Duration> {
     let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).ok();
     time.map(Duration::from)
 }

@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::json;
 
 use super::{Root, Template, lack, root, root_with};
-use crate::fixture::{assert_error, is_root};
+use crate::fixture::{PATIENCE, assert_error, is_root};
 use crate::host::devices::{Machine, check_use, needs_machine};
 use crate::host::lasting::end;
 use crate::skip;
@@ -210,4 +212,53 @@ fn a_stopped_root_starts_only_with_its_devices() {
     let token = next.get(&format!("{target}/token")).json();
     made["token"] = token["token"].clone();
     check(&Root::of(&next, &made));
+}
+
+/// Each look-up along the longest links that the kernel follows takes milliseconds, and there are many.
+#[test]
+fn links_to_mount_points_hold_up_no_other_start() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    needs_machine!(machine);
+    let Some(template) = Template::new() else {
+        skip!("there is no {}", super::BUSYBOX);
+    };
+    fs::create_dir(template.path("d")).unwrap();
+    fs::create_dir(template.path("real")).unwrap();
+    let way = "d/../".repeat(800);
+    for number in 0..38 {
+        let next = format!("{way}link{}", number + 1);
+        symlink(next, template.path(&format!("link{number}"))).unwrap();
+    }
+    symlink("real", template.path("link38")).unwrap();
+    let library = machine.path("library");
+    let mounts = (0..400).map(
+        |number| json!({ "hostPath": library, "containerPath": format!("/link0/{number}/file") }),
+    );
+    machine.describe("one", &json!({ "mounts": mounts.collect::<Vec<_>>() }));
+    let server = machine.with(template.builder()).start();
+    if let Some(why) = lack(&server) {
+        skip!("{why}");
+    }
+    let ask = || {
+        server.post(
+            "/v1/sandboxes",
+            &json!({ "root": "private", "devices": [DEVICES] }),
+        )
+    };
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        let asked = scope.spawn(ask);
+        let mut slowest = Duration::ZERO;
+        while !asked.is_finished() {
+            let begun = Instant::now();
+            root(&server).delete();
+            slowest = slowest.max(begun.elapsed());
+        }
+        assert!(slowest < Duration::from_secs(4), "{slowest:?}");
+        let reply = asked.join().unwrap();
+        assert!(reply.text().contains("ELOOP"), "{}", reply.text());
+    });
+    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
 }
