@@ -22,7 +22,6 @@ mod ruleset;
 mod start;
 mod system_files;
 
-use std::collections::HashMap;
 use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -35,7 +34,7 @@ use nix::sys::socket::SockType;
 use crate::codec::table::Table;
 use crate::egress::{EgressListener, Exits, MakeSocket};
 use crate::error::{Error, Kind, Result};
-use crate::spec::account::Account;
+use crate::spec::account::{Account, Names};
 use crate::spec::command::EnvironmentChange;
 use crate::spec::network::{NetworkPolicy, TooWide};
 use crate::sys::{self, ActingAs, CallListener, Resource, User};
@@ -358,7 +357,7 @@ impl Confinement {
     }
 
     /// The names of the users and of the groups of a root of their own, by number.
-    pub fn names(&self) -> Option<[HashMap<u32, String>; 2]> {
+    pub fn names(&self) -> Option<Arc<[Names; 2]>> {
         self.root.as_ref().map(|root| root.names())
     }
 

@@ -5,7 +5,6 @@
 //! the overlay without a place in any directory: files are reached through it, and each run gets a copy of it for its
 //! namespaces. No path of the sandbox is followed but inside of that tree.
 
-use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs::File;
@@ -15,7 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat, openat2};
@@ -23,7 +22,7 @@ use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmod, fchmodat, fstat, mkd
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, unlinkat};
 
 use crate::error::{Error, Kind, Result};
-use crate::spec::account::{self, Account};
+use crate::spec::account::{self, Account, Names};
 use crate::spec::sandbox::RootSpec;
 use crate::sys::{self, ActingAs, MountError, MountStep, User, UserNamespace};
 use crate::threads::lock::{Mutex, lock};
@@ -37,6 +36,12 @@ pub(super) const PROXY_DIRECTORY: &str = "/run/sbx/proxy";
 
 /// Longer names are those of no account: errors repeat them.
 const MAX_NAME: usize = 256;
+
+/// The lists of accounts: of users, and of groups.
+const LISTS: [&str; 2] = ["etc/passwd", "etc/group"];
+
+/// More than the kernel's clock of files goes on at once.
+const CLOCK_STEP: Duration = Duration::from_millis(50);
 
 /// Longer lists of accounts are read so far.
 const MAX_ACCOUNT_BYTES: u64 = 256 << 10;
@@ -53,7 +58,22 @@ pub struct PrivateRoot {
     user: String,
     /// The namespace of the last run, and how many processes it allows. Guards the value alone.
     users: Mutex<Option<(u64, Arc<UserNamespace>)>>,
+    /// Guards what is known of its accounts, and the reading of their lists: one thread has them in memory at a time.
+    accounts: Mutex<KnownNames>,
 }
+
+/// The names of users and groups, as their lists had them in these states.
+#[derive(Default)]
+struct KnownNames {
+    /// The states, and when they were first seen.
+    states: Option<([ListState; 2], Instant)>,
+    /// Whether another change would show: the kernel's clock of files stands still for some milliseconds.
+    have_settled: bool,
+    names: Arc<[Names; 2]>,
+}
+
+/// What changes with the content of a list: its number, its size, and times in seconds and nanoseconds; `None` without one.
+type ListState = Option<[i64; 6]>;
 
 impl PrivateRoot {
     /// Puts an overlay over a template. `own` is a directory of root alone, with `up` and `work` in it.
@@ -83,6 +103,7 @@ impl PrivateRoot {
             tree: Arc::new(tree),
             user: spec.user.as_deref().unwrap_or(USUAL_ACCOUNT).to_owned(),
             users: Mutex::default(),
+            accounts: Mutex::default(),
         }))
     }
 
@@ -139,7 +160,8 @@ impl PrivateRoot {
             let text = format!("user takes at most {MAX_NAME} bytes");
             return Err(Error::invalid(text));
         }
-        let (passwd, group) = (self.text("etc/passwd"), self.text("etc/group"));
+        let _turn = lock(&self.accounts);
+        let [passwd, group] = LISTS.map(|path| self.text(path));
         Account::find(wanted, &passwd, &group).ok_or_else(|| {
             Error::invalid(format_args!(
                 "there is no user {wanted:?} in this sandbox; it takes a name of its /etc/passwd or a number up to 65535"
@@ -297,7 +319,7 @@ impl PrivateRoot {
     /// where sudo is.
     fn make_user(&self) -> nix::Result<()> {
         let name = &self.user;
-        let (passwd, group) = (self.text("etc/passwd"), self.text("etc/group"));
+        let [passwd, group] = LISTS.map(|path| self.text(path));
         let shells = ["/bin/bash", "/bin/sh"];
         let shell = shells
             .iter()
@@ -364,9 +386,19 @@ impl PrivateRoot {
         written.map_err(|error| errno_of(&error))
     }
 
-    /// The names of its users and groups, by number.
-    pub(super) fn names(&self) -> [HashMap<u32, String>; 2] {
-        ["etc/passwd", "etc/group"].map(|path| account::names(&self.text(path)))
+    /// The names of its users and of its groups, by number. Lists that have not changed are not read again.
+    pub(super) fn names(&self) -> Arc<[Names; 2]> {
+        let mut known = lock(&self.accounts);
+        let states = LISTS.map(|path| self.find(Path::new(path)).ok().map(|file| state_of(&file)));
+        let seen = known.states.filter(|(former, _)| *former == states);
+        if seen.is_none() || !known.have_settled {
+            let (_, since) = *known
+                .states
+                .insert(seen.unwrap_or((states, Instant::now())));
+            known.have_settled = since.elapsed() > CLOCK_STEP;
+            known.names = Arc::new(LISTS.map(|path| account::names(&self.text(path))));
+        }
+        Arc::clone(&known.names)
     }
 
     /// Makes the directory of the sockets, in which every user of the sandbox may make some.
@@ -406,6 +438,13 @@ impl PrivateRoot {
         let _ = unlinkat(&etc, name, UnlinkatFlags::NoRemoveDir);
         write_new(etc.as_fd(), name.as_ref(), 0o644, text)
     }
+}
+
+fn state_of(file: &FileStat) -> [i64; 6] {
+    let number = file.st_ino.cast_signed();
+    let (changed, written) = (file.st_ctime, file.st_mtime);
+    let parts = [file.st_ctime_nsec, file.st_mtime_nsec];
+    [number, file.st_size, changed, written, parts[0], parts[1]]
 }
 
 /// Opens a name that is no link.

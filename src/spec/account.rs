@@ -17,6 +17,10 @@ const MAX_GROUPS: usize = 65_536;
 const MAX_NAME: usize = 256;
 const MAX_HOME: usize = 4095;
 
+/// Most memory of the names of a list, and what each takes besides its text: some 2,000 names of the usual length.
+const MAX_NAMES_BYTES: usize = 128 << 10;
+const BYTES_PER_NAME: usize = 56;
+
 /// Who a command is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Account {
@@ -88,15 +92,27 @@ pub fn free_id(name: &str, passwd: &str, group: &str) -> Option<u32> {
     (FIRST_ID..=MAX_ID).find(|id| !taken.contains(id))
 }
 
-/// The names of the numbers in `/etc/passwd`, or in `/etc/group`; of several, the first.
-pub fn names(list: &str) -> HashMap<u32, String> {
-    let mut names = HashMap::new();
+/// Names by number.
+pub type Names = HashMap<u32, String>;
+
+/// The names of the numbers in `/etc/passwd`, or in `/etc/group`; of several, the first. Numbers whose names are too long or
+/// come too late have none.
+pub fn names(list: &str) -> Names {
+    let mut names = Names::new();
+    let mut left = MAX_NAMES_BYTES;
     for line in list.lines() {
         let mut fields = line.split(':');
-        let name = fields.next().filter(|name| !name.is_empty());
+        let name = fields.next();
+        let name = name.filter(|name| (1..=MAX_NAME).contains(&name.len()));
         let id = fields.nth(1).and_then(|id| id.parse().ok());
-        if let (Some(name), Some(id)) = (name, id) {
-            names.entry(id).or_insert_with(|| name.to_owned());
+        if let (Some(name), Some(id)) = (name, id)
+            && !names.contains_key(&id)
+        {
+            let Some(rest) = left.checked_sub(BYTES_PER_NAME + name.len()) else {
+                break;
+            };
+            left = rest;
+            names.insert(id, name.to_owned());
         }
     }
     names
@@ -215,6 +231,19 @@ mod tests {
         let names = names("root:x:0:0::/:\ntoor:x:0:0::/:\n:x:4\nbad\nuser:x:1000:1000\n");
         let expected = [(0, "root".to_owned()), (1000, "user".to_owned())];
         assert_eq!(names, HashMap::from(expected));
+    }
+
+    #[test]
+    fn as_many_names_are_kept_as_there_is_room_for() {
+        let list = |length: usize| {
+            let lines = (0..=MAX_ID).map(|id| format!("{id:0length$}:x:{id}:\n"));
+            lines.collect::<String>()
+        };
+        for (length, expected) in [(8, 2048), (256, 420), (257, 0)] {
+            let names = names(&list(length));
+            assert_eq!(names.len(), expected, "{length}");
+            assert!(names.keys().all(|id| (*id as usize) < expected));
+        }
     }
 
     #[test]

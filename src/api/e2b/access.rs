@@ -321,10 +321,10 @@ pub(super) fn check_user(
     let Some(name) = name.filter(|name| !name.is_empty()) else {
         return Ok(());
     };
-    let own = workspace.account();
     if workspace.has_own_root() {
         return Ok(());
     }
+    let own = workspace.account();
     if name == own || (name == USUAL_USER && !workspace.has_account(USUAL_USER)) {
         return Ok(());
     }

@@ -1,6 +1,6 @@
 //! The unary calls of `filesystem.Filesystem`: what files are, and changes to directories.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 
 use nix::unistd::{Gid, Group, Uid, User};
 use serde_json::Value;
@@ -16,6 +16,7 @@ use crate::codec::time::rfc3339;
 use crate::error::Kind;
 use crate::files::name::show;
 use crate::files::{Attribute, Description, Entry, FileKind};
+use crate::spec::account::Names;
 use crate::workspace::Workspace;
 
 /// The names of the attributes that hold metadata begin so.
@@ -128,27 +129,26 @@ fn entry(workspace: &Workspace, path: &ClientPath) -> Document {
 pub(super) struct Documents<'w> {
     workspace: &'w Workspace,
     paths: Paths<'w>,
-    users: HashMap<u32, String>,
-    groups: HashMap<u32, String>,
-    /// Whether other names are those of the machine.
-    is_machine: bool,
+    /// The names of users and of groups, where the sandbox has its own.
+    own: Option<Arc<[Names; 2]>>,
+    /// Those of the machine, as far as they were asked for.
+    users: Names,
+    groups: Names,
 }
 
 impl<'w> Documents<'w> {
     pub(super) fn of(workspace: &'w Workspace) -> Self {
-        let own = workspace.names();
-        let is_machine = own.is_none();
-        let [mut users, mut groups] = own.unwrap_or_default();
-        if let Some(user) = workspace.user().filter(|_| is_machine) {
+        let (mut users, mut groups) = (Names::new(), Names::new());
+        if let Some(user) = workspace.user() {
             users.insert(user.uid, USUAL_USER.to_owned());
             groups.insert(user.gid, USUAL_USER.to_owned());
         }
         Self {
             workspace,
             paths: Paths::of(workspace),
+            own: workspace.names(),
             users,
             groups,
-            is_machine,
         }
     }
 
@@ -218,22 +218,31 @@ impl<'w> Documents<'w> {
     }
 
     fn user(&mut self, uid: u32) -> String {
+        if let Some(own) = &self.own {
+            return name_of(&own[0], uid);
+        }
         let look_up = || {
-            let user = self.is_machine.then(|| User::from_uid(Uid::from_raw(uid)));
-            let user = user.and_then(Result::ok).flatten();
+            let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
             user.map_or_else(|| uid.to_string(), |user| user.name)
         };
         self.users.entry(uid).or_insert_with(look_up).clone()
     }
 
     fn group(&mut self, gid: u32) -> String {
+        if let Some(own) = &self.own {
+            return name_of(&own[1], gid);
+        }
         let look_up = || {
-            let group = self.is_machine.then(|| Group::from_gid(Gid::from_raw(gid)));
-            let group = group.and_then(Result::ok).flatten();
+            let group = Group::from_gid(Gid::from_raw(gid)).ok().flatten();
             group.map_or_else(|| gid.to_string(), |group| group.name)
         };
         self.groups.entry(gid).or_insert_with(look_up).clone()
     }
+}
+
+/// A number without a name is shown as such.
+fn name_of(names: &Names, id: u32) -> String {
+    names.get(&id).cloned().unwrap_or_else(|| id.to_string())
 }
 
 /// The metadata of a file, by key.

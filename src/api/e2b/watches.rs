@@ -95,6 +95,7 @@ pub(super) fn events(
     }
     let mut writer = EventWriter {
         workspace,
+        documents: None,
         path: watch.path().clone(),
         describes: lasting.describes,
         events: Vec::new(),
@@ -171,6 +172,7 @@ impl WatchSubscriber for WatchEvents<'_> {
         self.has_lost |= event.change == TreeChange::Overflow;
         let mut writer = EventWriter {
             workspace: &self.lease,
+            documents: None,
             path: self.request.path.file.clone(),
             describes: self.request.describes,
             events: Vec::new(),
@@ -215,6 +217,7 @@ fn over(ended: Ended) -> E2bError {
 /// Collects changes in the form of the clients.
 struct EventWriter<'a> {
     workspace: &'a Workspace,
+    documents: Option<Documents<'a>>,
     /// The directory that is watched.
     path: FilePath,
     describes: bool,
@@ -272,7 +275,9 @@ impl EventWriter<'_> {
                 let root = Paths::of(self.workspace).read(self.path.to_string().as_bytes());
                 let root = root.map_or_else(|_| String::new(), |root| root.shown);
                 let shown = Paths::join(&root, relative);
-                document["entry"] = Documents::of(self.workspace).entry(&description, &shown);
+                let make = || Documents::of(self.workspace);
+                let documents = self.documents.get_or_insert_with(make);
+                document["entry"] = documents.entry(&description, &shown);
             }
         }
         self.events.push(document);

@@ -1,6 +1,6 @@
 //! Files in full, one by one and as whole trees of a bounded depth.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 
 use nix::unistd::{User as Account, geteuid};
 
@@ -10,6 +10,7 @@ use crate::error::{Error, Kind, Result};
 use crate::files::name::FilePath;
 use crate::files::search::{Filter, Visit};
 use crate::files::{Description, FileKind};
+use crate::spec::account::Names;
 use crate::sys::User;
 use crate::workspace::lease::Workspace;
 
@@ -34,7 +35,7 @@ impl Workspace {
     }
 
     /// The names of the users and of the groups of its own root, by number; `None` if they are those of the machine.
-    pub fn names(&self) -> Option<[HashMap<u32, String>; 2]> {
+    pub fn names(&self) -> Option<Arc<[Names; 2]>> {
         self.confinement.names()
     }
 

@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
+use std::thread;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::{Door, Ran, api};
-use crate::fixture::{Reply, Server, encode_base64};
+use crate::fixture::{Reply, Server, cpu_time_of, encode_base64};
 use crate::roots::users::{host, needs_roots, template};
 use crate::skip;
 
@@ -195,4 +197,74 @@ fn names_mean_templates_as_the_operator_says() {
         .json();
     assert_eq!(made["template"], "own", "{made}");
     assert_eq!(made["user"], "user", "{made}");
+}
+
+/// The owner and the group of a file.
+#[track_caller]
+fn owners(door: &Door<'_>, path: &str) -> [String; 2] {
+    let found = door.ok("/filesystem.Filesystem/Stat", &json!({ "path": path }));
+    ["owner", "group"].map(|name| found["entry"][name].as_str().unwrap().to_owned())
+}
+
+#[test]
+fn names_are_those_that_the_lists_have_now() {
+    needs_roots!();
+    let template = template();
+    let server = host(&template).start();
+    let door = &open(&server, "own");
+    let path = "/home/alice";
+    assert_eq!(owners(door, path), ["alice", "alice"]);
+    for round in 0..20 {
+        let name = ["clara", "diana"][round % 2];
+        // Of the same length, and at once.
+        let script = format!(
+            "echo {name}:x:1001:1001::/:/bin/sh > /etc/passwd; echo {name}:x:1001: > /etc/group"
+        );
+        sh_as(door, "root", &script);
+        assert_eq!(owners(door, path), [name, name], "{round}");
+        assert_eq!(owners(door, path), [name, name], "{round}");
+    }
+    sh_as(
+        door,
+        "0",
+        "busybox rm /etc/passwd; echo eva:x:1001: > /etc/new; busybox mv /etc/new /etc/group",
+    );
+    assert_eq!(owners(door, path), ["1001", "eva"]);
+}
+
+/// Whoever asks for many files has the lists read once.
+#[test]
+fn long_lists_of_accounts_cost_once() {
+    needs_roots!();
+    let template = template();
+    let lines = |rest: &str| {
+        let lines = (0..400_000).map(|number| format!("n{number}:x:{number}:{rest}\n"));
+        lines.collect::<String>()
+    };
+    for (name, rest) in [("passwd", "0::/:"), ("group", "")] {
+        fs::write(template.path().join("etc").join(name), lines(rest)).unwrap();
+    }
+    let server = host(&template).start();
+    let door = &Door::with(&server, &json!({ "templateID": "own" }));
+    assert_eq!(owners(door, "/etc"), ["n0", "n0"]);
+    let pid = server.inner_pid();
+    let before = cpu_time_of(pid);
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    assert_eq!(owners(door, "/etc"), ["n0", "n0"]);
+                }
+            });
+        }
+    });
+    let used = cpu_time_of(pid).saturating_sub(before);
+    assert!(used < Duration::from_secs(4), "{used:?}");
+    // A number that comes too late in them is shown as such.
+    sh_as(
+        door,
+        "0",
+        "busybox mkdir /tmp/late && busybox chown 60000:60000 /tmp/late",
+    );
+    assert_eq!(owners(door, "/tmp/late"), ["60000", "60000"]);
 }
