@@ -875,7 +875,7 @@ fn layout_over(spec: &NamespacesSpec<'_>, root: &PrivateRoot) -> Layout {
     layout.memory(spec, &["/dev/shm"]);
     let of_network = [
         ("ipv4/ip_unprivileged_port_start", "0"),
-        ("ipv4/ping_group_range", "0 2147483647"),
+        ("ipv4/ping_group_range", "0 4294967294"),
     ];
     // Of the machine's network nothing is set.
     for (name, value) in of_network.into_iter().filter(|_| spec.network) {

@@ -291,6 +291,20 @@ fn sockets_that_reach_deeper_are_refused() {
     }
 }
 
+#[test]
+fn it_pings_itself_whatever_its_ids_are() {
+    needs_roots!(_template, server, "SBX_ID_BLOCKS" = "1000000000-4294967294");
+    let sandbox = root(&server);
+    assert!(sandbox.ids.start > i32::MAX.cast_unsigned(), "too low");
+    let call = libc::SYS_socket.to_string();
+    let mut plan = Plan::default();
+    // A datagram socket of ICMP.
+    plan.add(&["syscall", &call, "2", "2", "1"], "ok");
+    for user in USERS {
+        check_as(&sandbox, user, &plan);
+    }
+}
+
 /// A root with the machine's network.
 fn shared(server: &Server, tcp_ports: usize) -> Root<'_> {
     let network = json!({ "mode": "open", "share": true });
