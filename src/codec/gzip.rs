@@ -13,7 +13,6 @@ use miniz_oxide::inflate::stream::{InflateState, inflate};
 use miniz_oxide::{DataFormat, MZError, MZFlush, MZStatus};
 
 use crate::threads::Thread;
-use crate::threads::panics::joined;
 
 /// The first bytes of every gzip member.
 pub const MAGIC: [u8; 2] = [0x1f, 0x8b];
@@ -255,13 +254,12 @@ impl Encoder {
     pub fn new(level: Level) -> io::Result<Self> {
         // Negative window bits: without the framing of zlib.
         let flags = create_comp_flags_from_zip_params(level as i32, -15, 0);
-        let compressor = Thread::new("compressor")
+        let mut compressor = None;
+        Thread::new("compressor")
             .stack_bytes(MAKING_STACK_BYTES)
-            .start(move || Box::new(CompressorOxide::new(flags)))?
-            .join();
-        let compressor = joined(compressor);
+            .run(|| compressor = Some(Box::new(CompressorOxide::new(flags))))?;
         Ok(Self {
-            compressor,
+            compressor: compressor.expect("the thread has made it"),
             crc: 0,
             length: 0,
             has_begun: false,

@@ -414,12 +414,8 @@ pub fn run_with_turn(
         fault::point("background");
         task(turn);
     };
-    std::thread::scope(|scope| {
-        let thread = background_thread().start_scoped(scope, nice_task);
-        let thread = thread.map_err(|error| no_thread(&error))?;
-        joined(thread.join());
-        Ok(())
-    })
+    let done = background_thread().run(nice_task);
+    done.map_err(|error| no_thread(&error))
 }
 
 /// A thread that gives way to others and waits for its task: there is one before the answer begins.

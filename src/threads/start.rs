@@ -1,13 +1,16 @@
 //! Starts threads.
 
 use std::io;
-use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
+use std::thread::{self, Builder, JoinHandle};
 
-use super::panics::essential;
+use super::panics::{essential, joined};
 use crate::sys::MemoryCache;
 
 /// The stack of a thread whose work calls no deep code.
 pub const SMALL_STACK_BYTES: usize = 256 * 1024;
+
+/// What a thread does.
+type Work<'w> = Box<dyn FnOnce() + Send + 'w>;
 
 /// A thread to be started: its name, its stack, and what the server does without it.
 pub struct Thread {
@@ -56,31 +59,34 @@ impl Thread {
     ///
     /// # Errors
     /// There is no room for its stack, or there are as many threads as there may be (`EAGAIN`, `pthread_create(3)`).
-    pub fn start<T: Send + 'static>(
-        self,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> io::Result<JoinHandle<T>> {
+    pub fn start(self, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+        self.start_boxed(Box::new(work))
+    }
+
+    // Not generic: all that the standard library does to start a thread would be in the program once for each caller.
+    fn start_boxed(self, work: Work<'static>) -> io::Result<JoinHandle<()>> {
         let (builder, work) = self.prepare(work);
         builder.spawn(work)
     }
 
-    /// Starts it in a scope.
+    /// Starts it for work that may borrow, and waits until it is done.
     ///
     /// # Errors
     /// As for [`Thread::start`].
-    pub fn start_scoped<'scope>(
-        self,
-        scope: &'scope Scope<'scope, '_>,
-        work: impl FnOnce() + Send + 'scope,
-    ) -> io::Result<ScopedJoinHandle<'scope, ()>> {
-        let (builder, work) = self.prepare(work);
-        builder.spawn_scoped(scope, work)
+    pub fn run(self, work: impl FnOnce() + Send) -> io::Result<()> {
+        self.run_boxed(Box::new(work))
     }
 
-    fn prepare<'w, T>(
-        self,
-        work: impl FnOnce() -> T + Send + 'w,
-    ) -> (Builder, impl FnOnce() -> T + Send + 'w) {
+    fn run_boxed(self, work: Work<'_>) -> io::Result<()> {
+        let (builder, work) = self.prepare(work);
+        thread::scope(|scope| {
+            let thread = builder.spawn_scoped(scope, work)?;
+            joined(thread.join());
+            Ok(())
+        })
+    }
+
+    fn prepare(self, work: Work<'_>) -> (Builder, impl FnOnce() + Send) {
         let Self {
             name,
             stack_bytes,
@@ -91,9 +97,9 @@ impl Thread {
         let work = move || {
             let _cache = keeps_memory.then(MemoryCache::of_this_thread);
             if is_essential {
-                essential(work)
+                essential(work);
             } else {
-                work()
+                work();
             }
         };
         (builder, work)
