@@ -6,8 +6,10 @@ use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open, openat, readlinkat};
+use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, fstat};
+
+use crate::sys::paths::{open, openat, readlinkat};
 
 /// What no sandbox is given: the kernel's own file systems, devices, and what holds them.
 const FORBIDDEN: [&str; 3] = ["/proc", "/sys", "/dev"];

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open, openat};
+use nix::fcntl::OFlag;
 use nix::sys::socket::{AddressFamily, SockType};
 use nix::sys::stat::{Mode, fstat};
 use nix::sys::statvfs::fstatvfs;
@@ -32,6 +32,7 @@ use super::{Home, USER_NAME};
 use crate::error::{Error, Kind, Result, cause};
 use crate::limits::memory;
 use crate::spec::isolation::{MACHINE_DIRECTORIES, TEMPORARY};
+use crate::sys::paths::{open, openat};
 use crate::sys::{
     self, Holder, HolderError, HolderPlan, HolderStep, MountSource, NamespaceSet, Pid, Setup, User,
     UserNamespace, proc,

@@ -17,13 +17,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat, openat2};
-use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmod, fchmodat, fstat, mkdirat};
-use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, unlinkat};
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag};
+use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmod, fstat};
+use nix::unistd::{Gid, Uid, UnlinkatFlags};
 
 use crate::error::{Error, Kind, Result};
 use crate::spec::account::{self, Account, Names};
 use crate::spec::sandbox::RootSpec;
+use crate::sys::paths::{fchmodat, fchownat, mkdirat, openat, openat2, unlinkat};
 use crate::sys::{self, ActingAs, MountError, MountStep, User, UserNamespace};
 use crate::threads::lock::{Mutex, lock};
 use crate::threads::priority::thread_time;

@@ -11,7 +11,7 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, NetPort, PathBeneath, Ruleset, RulesetAttr,
     RulesetCreated, RulesetCreatedAttr, RulesetError, Scope,
 };
-use nix::fcntl::{OFlag, open};
+use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 
 use super::given::GrantedAccess;
@@ -20,6 +20,7 @@ use super::namespaces::Namespaces;
 use super::system_files::{DEVICES, PROGRAMS, READABLE};
 use crate::error::{Error, Kind, Result};
 use crate::sys;
+use crate::sys::paths::open;
 
 /// Reading.
 fn look() -> BitFlags<AccessFs> {

@@ -13,11 +13,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
 use nix::sys::stat::{FileStat, Mode, fstat};
 
 use super::entry::{DIRECTORY, FileKind, Identity};
 use crate::sys;
+use crate::sys::paths::{openat, openat2};
 
 /// No way out, no links of any kind, no other mounts.
 const CONFINED: ResolveFlag = ResolveFlag::RESOLVE_BENEATH

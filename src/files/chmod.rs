@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use nix::sys::stat::{FchmodatFlags, Mode, fchmodat, fstat};
+use nix::sys::stat::{FchmodatFlags, Mode, fstat};
 
 use super::entry::{DIRECTORY, FileKind};
 use super::name::FilePath;
@@ -13,6 +13,7 @@ use super::search::{Filter, Visit};
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind};
 use crate::limits::ledger::{Item, Ledger};
+use crate::sys::paths::fchmodat;
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Changed {

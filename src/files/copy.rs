@@ -11,10 +11,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, copy_file_range, openat};
-use nix::sys::stat::{
-    FchmodatFlags, FileStat, Mode, UtimensatFlags, fchmodat, fstat, futimens, mkdirat, utimensat,
-};
+use nix::fcntl::{OFlag, copy_file_range};
+use nix::sys::stat::{FchmodatFlags, FileStat, Mode, UtimensatFlags, fstat, futimens};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Whence, ftruncate, lseek};
 
@@ -31,6 +29,7 @@ use super::write::Upload;
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind, Result};
 use crate::limits::ledger::Ledger;
+use crate::sys::paths::{fchmodat, mkdirat, openat, utimensat};
 use crate::{fault, sys};
 
 /// Bytes that the kernel copies in one step.

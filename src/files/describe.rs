@@ -6,13 +6,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::fstat;
-use nix::unistd::{Gid, Uid, fchownat};
+use nix::unistd::{Gid, Uid};
 
 use super::entry::{Entry, FileKind};
 use super::name::FilePath;
 use super::name_at::NameAt;
 use super::root::{Missing, Root};
 use crate::error::{Error, Kind, Result};
+use crate::sys::paths::fchownat;
 use crate::sys::{attribute, attribute_names, attribute_names_of, remove_attribute, set_attribute};
 
 /// Most bytes of the names of all attributes of a file, and of a value: what Linux allows (xattr(7)).

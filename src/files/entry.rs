@@ -3,9 +3,10 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, open, readlinkat};
-use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::{FileStat, Mode, fstat};
 
+use crate::sys::paths::{fstatat, open, readlinkat};
 use crate::sys::proc;
 
 /// Flags that open a directory to resolve names in it. Reading its entries needs another descriptor.

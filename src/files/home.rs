@@ -9,15 +9,16 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat};
-use nix::sys::stat::{Mode, fstatat, mkdirat};
-use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, unlinkat};
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::Mode;
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown};
 
 use super::beneath::Resolver;
 use super::entry::DIRECTORY;
 use super::name::show;
 use super::remove::{Protected, remove_tree};
 use crate::error::{Error, Kind, Result, cause};
+use crate::sys::paths::{fstatat, mkdirat, openat, unlinkat};
 use crate::sys::{ActingAs, User};
 
 /// Mode 0700.

@@ -9,7 +9,6 @@ use std::collections::BinaryHeap;
 use nix::dir::{Dir, Type};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
-use nix::sys::stat::fstatat;
 
 use super::entry::{Entry, FileKind};
 use super::name::FilePath;
@@ -17,6 +16,7 @@ use super::root::Root;
 use crate::client::{Interrupt, Stopped};
 use crate::error::Error;
 use crate::limits::ledger::Charge;
+use crate::sys::paths::fstatat;
 
 /// What a name takes besides its bytes: its place in the heap, which doubles, and the allocator's header.
 const NAME_BYTES: usize = 2 * size_of::<(Vec<u8>, FileKind)>() + 16;

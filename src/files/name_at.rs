@@ -8,11 +8,12 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat};
-use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstatat};
-use nix::unistd::{UnlinkatFlags, unlinkat};
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::{FchmodatFlags, FileStat, Mode};
+use nix::unistd::UnlinkatFlags;
 
 use super::entry::{Identity, link_target, open_found};
+use crate::sys::paths::{fchmodat, fstatat, openat, unlinkat};
 
 /// With these flags open(2) follows no link, and does not wait for the other end of a pipe.
 const CAREFUL: OFlag = OFlag::O_NOFOLLOW

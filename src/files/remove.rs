@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use nix::dir::Dir;
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, openat, renameat};
-use nix::sys::stat::{FchmodatFlags, Mode, fchmodat, fstat};
-use nix::unistd::{UnlinkatFlags, unlinkat};
+use nix::fcntl::OFlag;
+use nix::sys::stat::{FchmodatFlags, Mode, fstat};
+use nix::unistd::UnlinkatFlags;
 
 use super::entry::{DIRECTORY, FileKind, Identity};
 use super::name::FilePath;
@@ -24,6 +24,7 @@ use super::root::{Missing, Root};
 use super::write::temporary_name;
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind, Result};
+use crate::sys::paths::{fchmodat, openat, renameat, unlinkat};
 
 impl Root {
     /// Removes a file, a link (not its target) or an empty directory; with `recursive` a directory and

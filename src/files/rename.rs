@@ -5,10 +5,10 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, renameat};
+use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{FileStat, fstat, futimens};
 use nix::sys::time::TimeSpec;
-use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, symlinkat, unlinkat};
+use nix::unistd::{Gid, Uid, UnlinkatFlags};
 
 use super::condition::Turn;
 use super::entry::{FileKind, Identity};
@@ -18,6 +18,7 @@ use super::root::{Missing, Root, opening_error};
 use super::write::{Upload, temporary_name};
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind};
+use crate::sys::paths::{fchownat, renameat, symlinkat, unlinkat};
 
 impl Root {
     /// Moves a file or directory. Replaces a file at the new name; a link there, not its target. Makes

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, open, openat};
-use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstat, fstatat, mkdirat};
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fstat};
 use nix::unistd::geteuid;
 
 use super::beneath::Resolver;
@@ -25,6 +25,7 @@ use super::name_at::NameAt;
 use super::temporary::Temporary;
 use crate::error::{Error, Kind, Result};
 use crate::spec::isolation::MACHINE_DIRECTORIES;
+use crate::sys::paths::{fchmodat, fstatat, mkdirat, open, openat};
 use crate::sys::{self, ActingAs, IDS_OF_SANDBOX, User};
 
 /// Links that are followed at the end of a path, as in the kernel (`path_resolution(7)`).

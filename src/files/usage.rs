@@ -5,13 +5,13 @@ use std::os::fd::AsFd;
 
 use nix::dir::Dir;
 use nix::fcntl::{AtFlags, OFlag};
-use nix::sys::stat::fstatat;
 use nix::sys::statvfs::fstatvfs;
 
 use super::entry::FileKind;
 use super::name::Tree;
 use super::root::Files;
 use crate::error::{Error, Result};
+use crate::sys::paths::fstatat;
 
 /// The space of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

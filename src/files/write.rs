@@ -20,10 +20,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, OFlag, fallocate, openat, renameat};
+use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, OFlag, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{FileStat, Mode, fchmod, fstat};
-use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, ftruncate, linkat, unlinkat};
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, ftruncate};
 
 use super::condition::{Condition, Turn, changed, check_again, check_version, exists};
 use super::describe::{Attribute, attribute_error, clear_attributes, set_attributes};
@@ -35,6 +35,7 @@ use super::root::{Root, opening_error};
 use super::splice_pipe::SplicePipe;
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind, Result};
+use crate::sys::paths::{linkat, open, openat, renameat, unlinkat};
 
 /// Tries to open a file that other requests make, replace or protect at the same time.
 const ATTEMPTS: usize = 16;
@@ -823,7 +824,7 @@ fn stage_on_machine() -> nix::Result<File> {
     let mode = Mode::from_bits_truncate(0o600);
     STAGING_DIRECTORIES
         .iter()
-        .find_map(|directory| nix::fcntl::open(*directory, flags, mode).ok())
+        .find_map(|directory| open(*directory, flags, mode).ok())
         .map_or_else(|| memfd_create("upload", MFdFlags::MFD_CLOEXEC), Ok)
         .map(File::from)
 }

@@ -15,11 +15,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl, open, openat};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::stat::{Mode, fstat};
-use nix::unistd::mkdir;
 
 use crate::error::{Error, Kind, Result};
+use crate::sys::paths::{mkdir, open, openat};
 
 /// The directory of the file. Where this host cannot use it, the file is in one beside the homes, or else among them.
 const DIRECTORY: &str = "/run/sbx-server";

@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use nix::dir::Dir;
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag, open, openat, renameat};
-use nix::sys::stat::{FchmodatFlags, Mode, fchmodat, fstat, fstatat, mkdirat};
+use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag};
+use nix::sys::stat::{FchmodatFlags, Mode, fstat};
 
 use super::claims::{LOCK_LIMIT, LOCK_PAUSE};
 use super::ids::is_id;
@@ -20,6 +20,7 @@ use crate::codec::sort::sort;
 use crate::confine::is_among_programs;
 use crate::error::{Error, Kind, Result, cause};
 use crate::files::{self, Disk};
+use crate::sys::paths::{fchmodat, fstatat, mkdirat, open, openat, renameat};
 use crate::sys::{ActingAs, User};
 
 /// Where homes and records are put that belong to no sandbox. The name is no id.

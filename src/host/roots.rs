@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use nix::fcntl::{OFlag, open};
+use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 
 use super::claims::Claims;
@@ -20,6 +20,7 @@ use crate::confine::{Policy, PrivateRoot, root_unavailable};
 use crate::error::{Error, Kind, Result};
 use crate::logging;
 use crate::spec::sandbox::RootSpec;
+use crate::sys::paths::open;
 use crate::sys::proc::IdBlocks;
 use crate::sys::{IDS_OF_SANDBOX, User};
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{OFlag, open};
+use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 
 use super::life::{By, Expiry, Left, Life, SettingsChange, Waker};
@@ -31,6 +31,7 @@ use crate::spec::network::NetworkPolicy;
 use crate::spec::sandbox::{
     LifeRules, Phase, ResourceLimits, RootSpec, SandboxSpec, Settings, StopCause,
 };
+use crate::sys::paths::open;
 use crate::sys::{self, User};
 use crate::threads::lock::{Mutex, lock};
 use crate::workspace::Workspace;

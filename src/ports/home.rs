@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use nix::dir::Dir;
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat};
+use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, setsockopt, socket,
     socketpair, sockopt,
 };
-use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
+use nix::sys::stat::{FileStat, Mode, fstat};
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::port::{Listener, Port, is_exhaustion, unreachable};
@@ -24,6 +24,7 @@ use super::{Listing, MAX_LISTED};
 use crate::client::Stopped;
 use crate::codec::sort::sort;
 use crate::error::{Error, Result, cause};
+use crate::sys::paths::{fstatat, openat};
 use crate::sys::{User, proc, refuse_descriptors};
 
 pub(super) const ACCEPTED: &str =

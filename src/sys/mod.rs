@@ -21,6 +21,7 @@ pub mod listen;
 mod memory;
 mod mounts;
 mod namespaces;
+pub mod paths;
 mod poll;
 pub mod proc;
 mod process;

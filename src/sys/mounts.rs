@@ -11,13 +11,14 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
 use nix::sys::stat::Mode;
 use nix::sys::statvfs::{FsFlags, fstatvfs};
-use nix::unistd::{UnlinkatFlags, unlinkat};
+use nix::unistd::UnlinkatFlags;
 
 use super::clone::{ChildStack, clone};
 use super::identity::{ActingAs, NO_SETUID_FIXUP, User, set_secure_bits};
+use super::paths::{openat, openat2, unlinkat};
 use super::poll::{Events, PollEntry, poll};
 use super::process::{pidfd_signal, wait};
 

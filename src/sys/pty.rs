@@ -9,9 +9,10 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open, openat};
+use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, fchmod};
 
+use super::paths::{open, openat};
 use super::process::Pid;
 
 /// Opens a new terminal, in a directory of terminals (`devpts`) or in that of the machine; returns the master, and

@@ -9,11 +9,12 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use nix::fcntl::AtFlags;
-use nix::sys::stat::{FchmodatFlags, Mode, UtimensatFlags, fchmod, fchmodat, futimens, utimensat};
+use nix::sys::stat::{FchmodatFlags, Mode, UtimensatFlags, fchmod, futimens};
 use nix::sys::time::TimeSpec;
-use nix::unistd::{Gid, Uid, fchown, fchownat};
+use nix::unistd::{Gid, Uid, fchown};
 
 use super::header::Time;
+use crate::sys::paths::{fchmodat, fchownat, utimensat};
 
 /// What a member says of its file.
 #[derive(Clone, Copy, Default)]

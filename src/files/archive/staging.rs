@@ -8,8 +8,8 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, openat};
-use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstat, mkdirat};
+use nix::fcntl::OFlag;
+use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fstat};
 use nix::unistd::{Gid, Uid};
 
 use super::attributes::Attributes;
@@ -20,6 +20,7 @@ use crate::files::remove::{Protected, remove_tree};
 use crate::files::root::Root;
 use crate::files::write::{Staging, stage, temporary_name};
 use crate::logging;
+use crate::sys::paths::{fchmodat, mkdirat, openat};
 use crate::sys::{Rename, rename};
 
 /// A file that is being received, beside its place.

@@ -18,9 +18,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat};
-use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstat, fstatat, mkdirat};
-use nix::unistd::{Gid, Uid, UnlinkatFlags, ftruncate, linkat, symlinkat, unlinkat};
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fstat};
+use nix::unistd::{Gid, Uid, UnlinkatFlags, ftruncate};
 
 use super::attributes::Attributes;
 use super::header::Time;
@@ -38,6 +38,7 @@ use crate::files::name::{FilePath, show};
 use crate::files::rename::replace_by;
 use crate::files::root::{Files, Missing, Root};
 use crate::limits::ledger::{Charge, Item, Ledger};
+use crate::sys::paths::{fchmodat, fstatat, linkat, mkdirat, openat, symlinkat, unlinkat};
 
 /// Longest content of a symbolic link (`PATH_MAX`, with the NUL).
 const MAX_LINK_BYTES: usize = 4095;

@@ -4,14 +4,15 @@ use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat};
-use nix::sys::stat::{Mode, fstat, fstatat};
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::{Mode, fstat};
 
 use super::matcher::{Matcher, Verdict};
 use crate::error::Result;
 use crate::files::entry::{DIRECTORY, FileKind, open_found};
 use crate::files::root::Root;
 use crate::limits::ledger::Charge;
+use crate::sys::paths::{fstatat, openat};
 
 /// What is read of one ignore file. Real ones have a few kilobytes.
 const MAX_FILE_BYTES: u64 = 256 * 1024;

@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use nix::dir::Dir;
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat};
-use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::{FileStat, Mode, fstat};
 
 use super::ignores::Ignores;
 use super::matcher::Matcher;
@@ -25,6 +25,7 @@ use crate::files::list::kind_of;
 use crate::files::name::FilePath;
 use crate::files::root::Root;
 use crate::limits::ledger::{Charge, Item, Ledger};
+use crate::sys::paths::{fstatat, openat};
 
 /// Longest path of a directory that is entered. Programs do with 4096 bytes (`PATH_MAX`); what holds a path, often more than
 /// once, would take megabytes in a tree that is made to be deep.

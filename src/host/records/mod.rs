@@ -18,14 +18,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, openat, renameat};
+use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, fstat};
-use nix::unistd::{UnlinkatFlags, syncfs, unlinkat};
+use nix::unistd::{UnlinkatFlags, syncfs};
 
 use super::homes::{Homes, names_in};
 use super::ids::is_id;
 use crate::config::Secret;
 use crate::error::{Error, Kind, Result};
+use crate::sys::paths::{openat, renameat, unlinkat};
 use crate::threads::Thread;
 use crate::threads::lock::{Mutex, lock};
 use crate::{fault, logging, sys};

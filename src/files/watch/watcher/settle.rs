@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::fcntl::AtFlags;
 use nix::sys::inotify::{AddWatchFlags, WatchDescriptor};
-use nix::sys::stat::fstatat;
 
 use super::super::event::{Ended, EventSink, Outcome, TreeChange, TreeEvent};
 use super::super::nodes::join;
@@ -18,6 +17,7 @@ use super::{NameIn, Watcher};
 use crate::files::entry::FileKind;
 use crate::files::root::Files;
 use crate::files::search::Verdict;
+use crate::sys::paths::fstatat;
 
 /// How long a file may be written to before that is reported, if it is not closed.
 const MODIFIED_AFTER: Duration = Duration::from_millis(50);
