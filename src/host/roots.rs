@@ -15,6 +15,7 @@ use nix::sys::stat::Mode;
 
 use super::claims::Claims;
 use super::{Homes, leftovers};
+use crate::codec::sort::sort;
 use crate::config::{HostSettings, RootSettings};
 use crate::confine::{Policy, PrivateRoot, root_unavailable};
 use crate::error::{Error, Kind, Result};
@@ -200,7 +201,7 @@ impl Roots {
     /// The names of the templates.
     pub(super) fn names(&self) -> Vec<&str> {
         let mut names: Vec<&str> = self.templates.keys().map(String::as_str).collect();
-        names.sort_unstable();
+        sort(&mut names);
         names
     }
 

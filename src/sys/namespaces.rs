@@ -169,10 +169,14 @@ impl Holder {
     /// The step that failed and its errno. Nothing is left of it.
     pub fn start(plan: &HolderPlan) -> Result<Self, HolderError> {
         let argv = plan.arguments.iter().map(|argument| argument.as_ptr());
-        let mut kept = vec![plan.program.as_raw_fd(), plan.server.as_raw_fd()];
-        let files = plan.root.iter().chain(&plan.mounts).chain(&plan.points);
-        kept.extend(files.map(AsRawFd::as_raw_fd));
-        kept.sort_unstable();
+        let given = [&*plan.program, &*plan.server];
+        let files = given.into_iter().chain(&plan.root).chain(&plan.mounts);
+        let mut kept = Vec::new();
+        for descriptor in files.chain(&plan.points).map(AsRawFd::as_raw_fd) {
+            // They are few, and the library's sorting is 4 KB of code.
+            let place = kept.partition_point(|other| *other < descriptor);
+            kept.insert(place, descriptor);
+        }
         let raw = RawPlan {
             plan,
             kept,
