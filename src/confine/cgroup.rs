@@ -7,7 +7,7 @@
 //! Only sandboxes with a limit on the whole of them get a cgroup. This file knows paths and files of cgroups, and
 //! nothing of requests.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -15,10 +15,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::fcntl::{Flock, FlockArg};
+use nix::sys::stat::Mode;
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
 use crate::error::{Error, Result};
 use crate::logging;
+use crate::sys::paths::mkdir;
 use crate::sys::proc;
 use crate::threads::lock::{Mutex, lock};
 
@@ -141,7 +143,7 @@ impl Cgroups {
         self.remove_leftovers();
         let path = self.path.join(format!("{PREFIX}{id}"));
         let failed = |error: io::Error| Error::io("cannot make a cgroup for the sandbox", &error);
-        DirBuilder::new().create(&path).map_err(failed)?;
+        make_directory(&path).map_err(failed)?;
         let opened = File::open(&path).inspect_err(|_| drop(std::fs::remove_dir(&path)));
         let cgroup = Cgroup {
             parent: Arc::clone(self),
@@ -220,7 +222,7 @@ impl<'a> Change<'a> {
             }
             if !here.is_empty() {
                 let leaf = self.path.join(LEAF);
-                match DirBuilder::new().create(&leaf) {
+                match make_directory(&leaf) {
                     Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                         return Err(failed("making a cgroup")(error));
                     }
@@ -404,6 +406,11 @@ pub(super) fn log_absence(why: &str) {
     logging::debug(format_args!("sandboxes get no cgroups: {why}"));
 }
 
+// The standard library's function can make those above too, which is 3 KB of code.
+fn make_directory(path: &Path) -> io::Result<()> {
+    Ok(mkdir(path, Mode::from_bits_truncate(0o777))?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -467,7 +474,7 @@ mod tests {
             return;
         };
         let path = root.join(format!("sbx-freeze-{}", std::process::id()));
-        if DirBuilder::new().create(&path).is_err() || !path.join("cgroup.freeze").exists() {
+        if make_directory(&path).is_err() || !path.join("cgroup.freeze").exists() {
             let _ = std::fs::remove_dir(&path);
             return;
         }
