@@ -8,6 +8,7 @@ mod origins;
 mod table;
 mod token;
 
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -145,11 +146,11 @@ impl Config {
     /// # Errors
     /// A value that is not accepted, or an unsafe combination.
     pub fn from_variables(variables: &Variables) -> Result<Self, ConfigError> {
-        let is_host = variables.flag(&table::HOST_MODE)?;
-        let host = variables.host_settings()?;
-        let insecure = variables.flag(&table::INSECURE)?;
-        let bind = variables.read_if_set(&table::BIND, |text| text.parse().ok())?;
-        let (token, made_token) = variables.token()?;
+        let is_host = variables.flag(&table::HOST_MODE);
+        let host = variables.host_settings();
+        let insecure = variables.flag(&table::INSECURE);
+        let bind = variables.read_if_set(&table::BIND, |text| text.parse().ok());
+        let (token, made_token) = variables.token();
         let token_file = variables
             .get(&table::TOKEN_FILE)
             .filter(|_| made_token.is_none())
@@ -158,11 +159,11 @@ impl Config {
             Some(_) => Ipv4Addr::UNSPECIFIED,
             None => Ipv4Addr::LOCALHOST,
         }));
-        let origins = variables.read_if_set(&table::ALLOWED_ORIGINS, origins::parse)?;
-        let idle_timeout = variables.number_if_set(&table::IDLE_TIMEOUT)?;
+        let origins = variables.read_if_set(&table::ALLOWED_ORIGINS, origins::parse);
+        let idle_timeout = variables.number_if_set(&table::IDLE_TIMEOUT);
         let config = Self {
             is_local: token.is_none() && !insecure,
-            listen: SocketAddr::new(address, port(variables)?),
+            listen: SocketAddr::new(address, variables.number(&table::PORT)),
             token,
             made_token,
             token_file,
@@ -170,31 +171,32 @@ impl Config {
             idle_timeout: idle_timeout
                 .filter(|seconds| *seconds > 0)
                 .map(Duration::from_secs),
-            log_bytes: variables.number(&table::LOG_BYTES)?,
-            log_total_bytes: variables.number(&table::LOG_TOTAL_BYTES)?,
+            log_bytes: variables.number(&table::LOG_BYTES),
+            log_total_bytes: variables.number(&table::LOG_TOTAL_BYTES),
             #[cfg(feature = "interpreter")]
-            contexts: variables.number(&table::CONTEXTS)?,
+            contexts: variables.number(&table::CONTEXTS),
             doors: Doors {
                 #[cfg(feature = "mcp")]
-                mcp: variables.flag(&table::MCP)?,
+                mcp: variables.flag(&table::MCP),
                 #[cfg(feature = "console")]
-                console: variables.flag(&table::CONSOLE)?,
+                console: variables.flag(&table::CONSOLE),
             },
             #[cfg(feature = "e2b")]
             e2b_templates: variables
-                .read_if_set(&table::E2B_TEMPLATES, templates)?
+                .read_if_set(&table::E2B_TEMPLATES, templates)
                 .unwrap_or_default(),
-            ping_interval: Duration::from_secs(variables.number(&table::PING_SECS)?),
-            max_connections: variables.number(&table::MAX_CONNECTIONS)?,
+            ping_interval: Duration::from_secs(variables.number(&table::PING_SECS)),
+            max_connections: variables.number(&table::MAX_CONNECTIONS),
             log_requests: variables.read(&table::LOG, |text| match text {
                 "info" => Some(false),
                 "debug" => Some(true),
                 _ => None,
-            })?,
-            network: variables.read(&table::NETWORK, NetworkPolicy::named)?,
+            }),
+            network: variables.read(&table::NETWORK, NetworkPolicy::named),
             host: is_host.then_some(host),
-            strict_scopes: variables.flag(&table::STRICT_SCOPES)?,
+            strict_scopes: variables.flag(&table::STRICT_SCOPES),
         };
+        variables.check()?;
         if config.token.is_none() && !insecure {
             let hint = "set SBX_TOKEN, or SBX_INSECURE=1 to allow it";
             if !address.is_loopback() {
@@ -230,7 +232,9 @@ fn templates(text: &str) -> Option<Vec<String>> {
 /// # Errors
 /// `SBX_PORT` is not accepted.
 pub fn port(variables: &Variables) -> Result<u16, ConfigError> {
-    variables.number(&table::PORT)
+    let port = variables.number(&table::PORT);
+    variables.check()?;
+    Ok(port)
 }
 
 /// The text of `--help`.
@@ -251,8 +255,13 @@ environment [default]:
     )
 }
 
-/// The variables of the environment that begin with `SBX_`.
-pub struct Variables(Vec<(String, String)>);
+/// The variables of the environment that begin with `SBX_`. Reading one that is refused gives the default, and
+/// [`Variables::check`] says so afterwards: a way out of the middle of the settings for each would be 5 KB of code.
+pub struct Variables {
+    all: Vec<(String, String)>,
+    /// The first refusal.
+    refused: Cell<Option<ConfigError>>,
+}
 
 impl Variables {
     /// Selects from `environment`. Other variables may hold any bytes; in these, bytes that are not
@@ -261,12 +270,15 @@ impl Variables {
         let text = |bytes: &OsString| bytes.to_string_lossy().into_owned();
         let all = environment.iter();
         let own = all.filter(|(name, _)| name.as_encoded_bytes().starts_with(b"SBX_"));
-        Self(own.map(|(name, value)| (text(name), text(value))).collect())
+        Self {
+            all: own.map(|(name, value)| (text(name), text(value))).collect(),
+            refused: Cell::new(None),
+        }
     }
 
     /// A warning for each variable that has no effect. Values are left out: they may be secrets.
     pub fn warnings(&self) -> impl Iterator<Item = String> {
-        let unknown = self.0.iter().filter(|(name, _)| !table::is_known(name));
+        let unknown = self.all.iter().filter(|(name, _)| !table::is_known(name));
         unknown.map(|(name, _)| {
             let shown = logging::quoted(name.as_bytes());
             match (table::feature_of(name), table::nearest(name)) {
@@ -280,44 +292,49 @@ impl Variables {
     }
 
     fn get(&self, variable: &Variable) -> Option<&str> {
-        let mut all = self.0.iter();
+        let mut all = self.all.iter();
         all.find(|(name, _)| name == variable.name)
             .map(|(_, value)| value.as_str())
     }
 
+    /// Whether all that was read is accepted.
+    ///
+    /// # Errors
+    /// The first refusal.
+    fn check(&self) -> Result<(), ConfigError> {
+        self.refused.take().map_or(Ok(()), Err)
+    }
+
+    fn refuse(&self, error: ConfigError) {
+        let first = self.refused.take().unwrap_or(error);
+        self.refused.set(Some(first));
+    }
+
     /// Parses the value, or the default if the variable is not set.
-    fn read<T>(
-        &self,
-        variable: &Variable,
-        parse: impl FnOnce(&str) -> Option<T>,
-    ) -> Result<T, ConfigError> {
-        let text = self.get(variable).unwrap_or(variable.default);
-        parse(text).ok_or_else(|| variable.refuse(text))
+    fn read<T>(&self, variable: &Variable, parse: impl Fn(&str) -> Option<T>) -> T {
+        self.read_if_set(variable, &parse)
+            .unwrap_or_else(|| parse(variable.default).expect("it accepts its default"))
     }
 
     /// Parses the value; `None` if the variable is not set.
-    fn read_if_set<T>(
-        &self,
-        variable: &Variable,
-        parse: impl FnOnce(&str) -> Option<T>,
-    ) -> Result<Option<T>, ConfigError> {
-        self.get(variable)
-            .map(|_| self.read(variable, parse))
-            .transpose()
+    fn read_if_set<T>(&self, variable: &Variable, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+        let text = self.get(variable)?;
+        let value = parse(text);
+        if value.is_none() {
+            self.refuse(variable.refuse(text));
+        }
+        value
     }
 
-    fn number<T: TryFrom<u64>>(&self, variable: &Variable) -> Result<T, ConfigError> {
+    fn number<T: TryFrom<u64>>(&self, variable: &Variable) -> T {
         self.read(variable, |text| variable.number(text))
     }
 
-    fn number_if_set<T: TryFrom<u64>>(
-        &self,
-        variable: &Variable,
-    ) -> Result<Option<T>, ConfigError> {
+    fn number_if_set<T: TryFrom<u64>>(&self, variable: &Variable) -> Option<T> {
         self.read_if_set(variable, |text| variable.number(text))
     }
 
-    fn flag(&self, variable: &Variable) -> Result<bool, ConfigError> {
+    fn flag(&self, variable: &Variable) -> bool {
         self.read(variable, |text| match text {
             "0" => Some(false),
             "1" => Some(true),
@@ -326,10 +343,17 @@ impl Variables {
     }
 
     /// The host's token, and the same again if the server made it.
-    fn token(&self) -> Result<(Option<Secret>, Option<MadeToken>), ConfigError> {
+    fn token(&self) -> (Option<Secret>, Option<MadeToken>) {
+        self.read_token().unwrap_or_else(|error| {
+            self.refuse(error);
+            (None, None)
+        })
+    }
+
+    fn read_token(&self) -> Result<(Option<Secret>, Option<MadeToken>), ConfigError> {
         let file = self.read_if_set(&table::TOKEN_FILE, |path| {
             (!path.is_empty()).then(|| PathBuf::from(path))
-        })?;
+        });
         let token = match (self.get(&table::TOKEN), file) {
             (None, None) => return Ok((None, None)),
             (None, Some(file)) => token::read(&file)?,
@@ -352,47 +376,47 @@ impl Variables {
         Ok((Some(token), None))
     }
 
-    fn host_settings(&self) -> Result<HostSettings, ConfigError> {
-        Ok(HostSettings {
-            capacity: self.number_if_set(&table::CAPACITY)?.unwrap_or(usize::MAX),
+    fn host_settings(&self) -> HostSettings {
+        HostSettings {
+            capacity: self.number_if_set(&table::CAPACITY).unwrap_or(usize::MAX),
             // PATH contains the homes, and a colon ends a directory there.
             homes: self.read(&table::HOMES_DIR, |path| {
                 (path.starts_with('/') && !path.contains(':')).then(|| path.into())
-            })?,
-            keep: self.flag(&table::KEEP)?,
-            max_aside: self.number(&table::ASIDE_MAX)?,
+            }),
+            keep: self.flag(&table::KEEP),
+            max_aside: self.number(&table::ASIDE_MAX),
             paused_limit: self
-                .number_if_set(&table::PAUSED_SECS)?
+                .number_if_set(&table::PAUSED_SECS)
                 .map(Duration::from_secs),
             stopped_limit: self
-                .number_if_set(&table::STOPPED_SECS)?
+                .number_if_set(&table::STOPPED_SECS)
                 .map(Duration::from_secs),
-            users: self.read(&table::UID_RANGE, users)?,
-            min_landlock_abi: self.number(&table::MIN_LANDLOCK_ABI)?,
-            allow_unconfined: self.flag(&table::ALLOW_UNCONFINED)?,
-            cdi: self.read(&table::CDI_DIRS, directories)?,
-            tcp_ports: self.read_if_set(&table::TCP_PORT_RANGE, tcp_ports)?,
-            roots: self.root_settings()?,
-            isolation: self.read(&table::ISOLATION, DefaultIsolation::named)?,
+            users: self.read(&table::UID_RANGE, users),
+            min_landlock_abi: self.number(&table::MIN_LANDLOCK_ABI),
+            allow_unconfined: self.flag(&table::ALLOW_UNCONFINED),
+            cdi: self.read(&table::CDI_DIRS, directories),
+            tcp_ports: self.read_if_set(&table::TCP_PORT_RANGE, tcp_ports),
+            roots: self.root_settings(),
+            isolation: self.read(&table::ISOLATION, DefaultIsolation::named),
             token_file: self.get(&table::TOKEN_FILE).map(PathBuf::from),
-        })
+        }
     }
 }
 
 impl Variables {
-    fn root_settings(&self) -> Result<RootSettings, ConfigError> {
-        let templates = self.read_if_set(&table::TEMPLATES, templates_of_roots)?;
+    fn root_settings(&self) -> RootSettings {
+        let templates = self.read_if_set(&table::TEMPLATES, templates_of_roots);
         let templates = templates.unwrap_or_default();
         let is_known = |name: &str| templates.iter().any(|(known, _)| known == name);
         let default = self.read_if_set(&table::TEMPLATE, |name| {
             is_known(name).then(|| name.to_owned())
-        })?;
-        let ids = self.read(&table::ID_BLOCKS, ids)?;
-        Ok(RootSettings {
+        });
+        let ids = self.read(&table::ID_BLOCKS, ids);
+        RootSettings {
             templates,
             default,
             ids,
-        })
+        }
     }
 }
 
