@@ -28,6 +28,11 @@ impl<K, V> Table<K, V> {
         self.0.len()
     }
 
+    /// The entry with the least key.
+    pub fn first(&self) -> Option<(&K, &V)> {
+        self.iter().next()
+    }
+
     /// All entries, in the order of their keys.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&K, &V)> {
         self.0.iter().map(|(key, value)| (key, value))

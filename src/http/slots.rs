@@ -9,12 +9,13 @@
 //!
 //! Every step takes logarithmic time at most, because clients open a connection per command.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::codec::table::Table;
 use crate::error::{Error, Kind};
 use crate::limits::ledger::{Budget, Ledger};
 use crate::sys;
@@ -102,7 +103,7 @@ struct Held {
 struct SlotTable {
     held: Held,
     /// The connections of peers by number, the oldest first.
-    waiting: BTreeMap<usize, Waiting>,
+    waiting: Table<usize, Waiting>,
     peers: HashMap<Peer, Holding>,
 }
 
@@ -219,7 +220,7 @@ impl ConnectionSlots {
         if let Some(&oldest) = own_oldest {
             table.evict(oldest);
         } else if table.taken() >= inner.all {
-            let (&oldest, _) = table.waiting.first_key_value()?;
+            let (&oldest, _) = table.waiting.first()?;
             table.evict(oldest);
         }
         let since = Instant::now();
@@ -253,7 +254,8 @@ impl ConnectionSlots {
             let age = waiting.since.as_ref().map(Instant::elapsed);
             LEAST_TIME.saturating_sub(age.unwrap_or_default())
         };
-        let older = table.waiting.range(..newest);
+        let all = table.waiting.iter();
+        let older = all.take_while(|(number, _)| **number < newest);
         let mut first = None;
         for (&number, waiting) in older {
             let left = left(waiting);
@@ -550,7 +552,7 @@ mod tests {
     }
 
     fn is_waiting(slots: &ConnectionSlots, slot: &ConnectionSlot) -> bool {
-        lock(&slots.0.table).waiting.contains_key(&slot.number)
+        lock(&slots.0.table).waiting.get(&slot.number).is_some()
     }
 
     #[test]
@@ -599,11 +601,13 @@ mod tests {
             panic!("it was closed");
         };
         assert!(!left.is_zero(), "it may be about to show a token");
-        for waiting in lock(&slots.0.table).waiting.values_mut() {
-            waiting.since = waiting
-                .since
-                .and_then(|since| since.checked_sub(LEAST_TIME));
+        let mut table = lock(&slots.0.table);
+        for slot in &held[1..] {
+            let waiting = table.waiting.get_mut(&slot.number).unwrap();
+            let since = waiting.since.unwrap();
+            waiting.since = Some(since.checked_sub(LEAST_TIME).unwrap());
         }
+        drop(table);
         for oldest in [1, 2] {
             assert_eq!(slots.make_room(newest), Eviction::Done);
             assert!(!is_waiting(&slots, &held[oldest]));
@@ -643,7 +647,7 @@ mod tests {
         held[0].begin();
         assert!(held[0].deadline().is_none());
         held[0].limit_time_for_token();
-        let since = || lock(&slots.0.table).waiting[&0].since;
+        let since = || lock(&slots.0.table).waiting.get(&0).unwrap().since;
         assert!(since().is_none(), "no thread serves it yet");
         held[0].begin();
         assert!(since().is_some());

@@ -11,7 +11,7 @@
 //! holds the lock. What holds it can belong to another sandbox, which was given the pipe. Then the thread outlasts its run of
 //! the sandbox; so these threads are counted for all runs together.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,6 +24,7 @@ use super::pump::{Buffer, Pump};
 use super::read_size::ReadSize;
 use super::ring::Stream;
 use super::supervisor::{self, StartedLater, Supervisor, Task};
+use crate::codec::table::Table;
 use crate::error::{Error, Kind, Result, cause};
 use crate::threads::Thread;
 use crate::threads::lock::{Condvar, Mutex, lock};
@@ -266,10 +267,10 @@ impl Run {
     fn check_timers(&self, driven: &mut Driven, buffer: &mut Buffer) {
         let now = Instant::now();
         let mut due = Vec::new();
-        while let Some((at, key)) = driven.timers.first().copied()
+        while let Some((&(at, key), ())) = driven.timers.first()
             && at <= now
         {
-            driven.timers.pop_first();
+            driven.timers.remove(&(at, key));
             self.drive(driven, key, buffer, |this, driven, key, buffer| {
                 let Some(pump) = driven.pumps.get_mut(&key) else {
                     return;
@@ -462,7 +463,7 @@ fn watched(pump: &Pump) -> [(Option<BorrowedFd<'_>>, u64, EpollFlags); 4] {
 struct Driven {
     pumps: HashMap<u64, Pump>,
     /// When to look at which pump.
-    timers: BTreeSet<(Instant, u64)>,
+    timers: Table<(Instant, u64), ()>,
     next_key: u64,
 }
 
@@ -476,7 +477,7 @@ impl Driven {
 
     /// The time until the next timer, at most `limit`.
     fn timeout(&self, limit: Option<Duration>) -> EpollTimeout {
-        let next = self.timers.first().map(|(at, _)| *at);
+        let next = self.timers.first().map(|((at, _), ())| *at);
         let limit = limit.map(|limit| Instant::now() + limit);
         supervisor::timeout_until(next.into_iter().chain(limit).min())
     }
@@ -490,6 +491,8 @@ impl Driven {
         if let Some(at) = std::mem::replace(&mut pump.scheduled, next) {
             self.timers.remove(&(at, key));
         }
-        self.timers.extend(next.map(|at| (at, key)));
+        if let Some(at) = next {
+            self.timers.insert((at, key), ());
+        }
     }
 }
