@@ -4,8 +4,8 @@
 //! that the kernel has given to another process is never signalled.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::logs::Log;
@@ -21,7 +21,7 @@ use crate::limits::ledger::{Charge, Ledger};
 use crate::spec::command::{
     CommandLine, CommandSpec, EnvironmentChange, Fingerprint, TerminalSize, environment_bytes,
 };
-use crate::sys::{self, Ending, Pid, Spawned, User};
+use crate::sys::{self, Ending, Pid, Spawned, User, proc};
 use crate::threads::lock::{Mutex, lock};
 use crate::threads::notify::Notifier;
 use crate::threads::panics::contain;
@@ -89,6 +89,8 @@ pub struct Process {
     pub id: String,
     /// The pid, which the kernel may reuse once the process was reaped.
     pub pid: Pid,
+    /// See [`Self::pid_inside`].
+    pid_inside: OnceLock<Pid>,
     /// The command as the client sent it.
     pub command: CommandLine,
     /// Its changes to the workspace's environment.
@@ -258,6 +260,7 @@ impl Process {
         Self {
             id,
             pid: spawned.pid,
+            pid_inside: OnceLock::new(),
             command: spec.line().clone(),
             environment: spec.environment().to_vec(),
             directory: spec.directory().map(str::to_owned),
@@ -285,6 +288,16 @@ impl Process {
             pipe_calls: AtomicU64::new(0),
             charge,
         }
+    }
+
+    /// The pid by which programs of its sandbox know it. It stays what it was when it was first asked for, and is
+    /// [`Self::pid`] if the process had ended by then.
+    pub fn pid_inside(&self) -> Pid {
+        *self.pid_inside.get_or_init(|| {
+            let runs = self.exit().is_none();
+            let found = runs.then(|| proc::own_number(self.pid)).flatten();
+            found.unwrap_or(self.pid)
+        })
     }
 
     /// Bytes of its texts in memory, approximately.

@@ -258,7 +258,7 @@ impl ProcessTable {
         let process = self.processes.get(&number);
         if let Some((process, exit)) = process.and_then(|process| Some((process, process.exit()?)))
         {
-            self.recent.push_back((now, process.pid, exit));
+            self.recent.push_back((now, process.pid_inside(), exit));
         }
     }
 
@@ -743,7 +743,13 @@ impl Registry {
         latest_first.find(|process| process.pid == pid).cloned()
     }
 
-    /// How the latest process with this pid has ended, if that was a short time ago and the history has no room for it.
+    /// The latest process that programs of the sandbox know by this pid.
+    pub fn find_inside(&self, pid: Pid) -> Option<Arc<Process>> {
+        let all = self.list().into_iter();
+        all.rev().find(|process| process.pid_inside() == pid)
+    }
+
+    /// How the latest process with this pid inside has ended, if that was a short time ago and the history has no room for it.
     pub fn recent_end(&self, pid: Pid) -> Option<Exit> {
         let table = lock(&self.table);
         let mut latest_first = table.recent.iter().rev();

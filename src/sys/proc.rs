@@ -248,6 +248,13 @@ pub fn is_nested(pid: Pid) -> bool {
     line.is_some_and(|line| line.split_ascii_whitespace().count() > 1)
 }
 
+/// The number that a process has in its own pid namespace; `None` if there is no such process.
+pub fn own_number(pid: Pid) -> Option<Pid> {
+    let status = status(pid);
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_ascii_whitespace().last()?.parse().ok()
+}
+
 /// Whether a process has this real uid and has not ended; `None` if /proc does not tell.
 pub fn user_has_living(uid: libc::uid_t) -> Option<bool> {
     let is_meant = |pid: Pid| {

@@ -250,13 +250,14 @@ fn add_process(process: &Process, lines: &mut Lines) {
     if ended.is_some_and(|ended| ended < start) {
         return;
     }
-    let pid = Some(process.pid);
+    let pid = Some(process.pid_inside());
     if started >= start {
         let command = process.command.beginning(COMMAND_BYTES);
         lines.add(started, pid, Message::Started(command));
     }
     if last_output >= start || ended.is_some() {
-        process.look_at_output(|ring| add_output(ring, process.pid, started, ended, lines));
+        process
+            .look_at_output(|ring| add_output(ring, process.pid_inside(), started, ended, lines));
     }
     if let Some((ended, exit)) = ended.zip(exit) {
         let end = end_document(&exit);

@@ -167,7 +167,7 @@ pub(super) fn list(call: &mut Call<'_, '_>, workspace: &Workspace, _: Fields<'_>
                 cwd: process.directory.as_deref(),
                 envs,
             },
-            pid: process.pid,
+            pid: process.pid_inside(),
             tag: process.tag.as_deref(),
         };
         body.push_at_most(FRAME_BYTES + most, &listed)?;
@@ -275,7 +275,7 @@ pub(super) fn send_signal(
     if was_running {
         Ok(object! {})
     } else {
-        Err(not_running(&process.pid.to_string()))
+        Err(not_running(&process.pid_inside().to_string()))
     }
 }
 
@@ -466,7 +466,8 @@ fn selected(
     let (name, found) = match (selector.take("pid"), selector.string("tag")?) {
         (Some(pid), _) => {
             let pid = number(pid).ok_or_else(missing)?;
-            let found = workspace.processes.find(&pid);
+            let found = pid.parse().ok();
+            let found = found.and_then(|pid| workspace.processes.find_inside(pid));
             (pid, found)
         }
         (None, Some(tag)) => {
@@ -549,7 +550,7 @@ impl<'a> ProcessEvents<'a> {
     ) -> Self {
         stream.cover(EVENT_BYTES);
         let mut client = StreamClient::new(stream, KEEP_ALIVE, keep_alive);
-        push(&mut client, &start_document(process.pid));
+        push(&mut client, &start_document(process.pid_inside()));
         Self {
             client,
             lease,

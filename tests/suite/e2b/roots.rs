@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{Door, Ran, api};
-use crate::fixture::{Reply, Server, cpu_time_of, encode_base64};
+use crate::fixture::{Reply, Server, cpu_time_of, decode_base64, encode_base64};
 use crate::roots::users::{host, needs_roots, template};
 use crate::skip;
 
@@ -152,6 +152,36 @@ fn files_belong_to_the_user_that_a_client_names() {
         &json!({ "path": "d/e" }),
     );
     assert_eq!(made.json()["entry"]["owner"], "alice", "{}", made.text());
+}
+
+/// Programs send signals to the pid that a client was told.
+#[test]
+fn pids_are_those_that_programs_of_the_sandbox_see() {
+    needs_roots!();
+    let template = template();
+    let server = host(&template).start();
+    for template in ["own", "base"] {
+        let door = &open(&server, template);
+        let sleep = json!({ "process": { "cmd": "/bin/sh", "args": ["-c", "echo $$; exec sleep 1000"] }, "stdin": false });
+        let mut stream = door.begin("/process.Process/Start", &sleep, &[]);
+        let pid = stream.next().unwrap().1["event"]["start"]["pid"].clone();
+        let data = stream.next().unwrap().1["event"]["data"]["stdout"].clone();
+        let printed = decode_base64(data.as_str().unwrap());
+        assert_eq!(printed, format!("{pid}\n").as_bytes(), "{template}");
+        let listed = door.ok("/process.Process/List", &json!({}));
+        assert_eq!(listed["processes"][0]["pid"], pid, "{listed}");
+        let again = json!({ "process": { "pid": pid } });
+        let mut again = door.begin("/process.Process/Connect", &again, &[]);
+        assert_eq!(again.next().unwrap().1["event"]["start"]["pid"], pid);
+        door.sh(&format!("kill -KILL {pid}"));
+        for stream in [stream, again] {
+            let told = stream.rest();
+            let end = told
+                .iter()
+                .find_map(|(_, message)| message["event"].get("end"));
+            assert_eq!(end.unwrap()["status"], "signal: killed", "{told:?}");
+        }
+    }
 }
 
 #[test]
