@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fstat};
-use nix::unistd::geteuid;
+use nix::unistd::{Gid, Uid, geteuid};
 
 use super::beneath::Resolver;
 use super::entry::{DIRECTORY, Identity, open_found};
@@ -25,7 +25,7 @@ use super::name_at::NameAt;
 use super::temporary::Temporary;
 use crate::error::{Error, Kind, Result};
 use crate::spec::isolation::MACHINE_DIRECTORIES;
-use crate::sys::paths::{fchmodat, fstatat, mkdirat, open, openat};
+use crate::sys::paths::{fchmodat, fchownat, fstatat, mkdirat, open, openat};
 use crate::sys::{self, ActingAs, IDS_OF_SANDBOX, User};
 
 /// Links that are followed at the end of a path, as in the kernel (`path_resolution(7)`).
@@ -107,6 +107,8 @@ pub(super) enum Missing {
     Make,
     /// Makes them, unless that would be inside this directory.
     MakeOutside(Identity),
+    /// Makes them for this user, whom the machine knows by these numbers.
+    MakeFor(User),
 }
 
 impl Root {
@@ -465,13 +467,25 @@ impl Root {
             return Err(Errno::EINVAL);
         }
         while let Some(name) = names.pop() {
-            match mkdirat(&current, name, Mode::from_bits_truncate(0o777)) {
-                // Parallel uploads make the same parents.
-                Ok(()) | Err(Errno::EEXIST) => {}
-                Err(errno) => return Err(errno),
+            let made = mkdirat(&current, name, Mode::from_bits_truncate(0o777));
+            // Parallel uploads make the same parents.
+            if let Err(errno) = made
+                && errno != Errno::EEXIST
+            {
+                return Err(errno);
             }
             let flags = DIRECTORY | OFlag::O_NOFOLLOW;
             current = openat(&current, name, flags, Mode::empty())?;
+            if let (Missing::MakeFor(owner), Ok(())) = (missing, made) {
+                let (user, group) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
+                fchownat(
+                    &current,
+                    "",
+                    Some(user),
+                    Some(group),
+                    AtFlags::AT_EMPTY_PATH,
+                )?;
+            }
         }
         Ok(current)
     }
@@ -489,6 +503,16 @@ impl Root {
             fchmodat(&directory, ".", mode, FchmodatFlags::FollowSymlink)
         };
         make().map_err(|errno| self.error(format_args!("cannot make directory {path}"), errno))
+    }
+
+    /// Makes what is missing of a directory's path, for a user whom the machine knows by these numbers.
+    ///
+    /// # Errors
+    /// As [`Root::make_directory`]; the owner of what was made cannot be set.
+    pub fn make_directory_for(&self, path: &FilePath, owner: User) -> Result<()> {
+        let made = self.directory(path, Missing::MakeFor(owner));
+        let failed = |errno| self.error(format_args!("cannot make directory {path}"), errno);
+        made.map(drop).map_err(failed)
     }
 
     /// Opens the directory of a path; the last name need not exist.

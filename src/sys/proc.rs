@@ -251,7 +251,9 @@ pub fn is_nested(pid: Pid) -> bool {
 /// The number that a process has in its own pid namespace; `None` if there is no such process.
 pub fn own_number(pid: Pid) -> Option<Pid> {
     let status = status(pid);
-    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("NSpid:"))?;
     line.split_ascii_whitespace().last()?.parse().ok()
 }
 

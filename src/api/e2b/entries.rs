@@ -63,7 +63,12 @@ pub(super) fn make_directory(
     fields: Fields<'_>,
 ) -> Document {
     let path = only_path(call, workspace, fields, "path")?;
-    workspace.make_new_directory(&path.file)?;
+    if let Err(error) = workspace.make_new_directory(&path.file)
+        // E2B's agent makes directories as root, for the user.
+        && !(error.kind() == Kind::Forbidden && workspace.make_directory_by_root(&path.file)?)
+    {
+        return Err(error.into());
+    }
     entry(workspace, &path)
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::access::check_user;
 use super::calls::{Answer, Call, ListBody};
 use super::entries::METADATA_PREFIX;
-use super::errors::E2bError;
+use super::errors::{Code, E2bError};
 use super::multipart::Multipart;
 use super::paths::{ClientPath, Paths};
 use crate::api::content::body;
@@ -136,7 +136,16 @@ fn receive(
     how: &FileWrite,
     source: &mut AnySource<'_>,
 ) -> Result<(), E2bError> {
-    workspace.write_file(&path.file, how, source)?;
+    let mut written = workspace.write_file(&path.file, how, source);
+    if let Err(failure) = &written
+        && failure.code == Code::PermissionDenied
+        && let Some(directory) = path.file.ancestors().next()
+        && workspace.make_directory_by_root(&directory)?
+    {
+        // Without a directory nothing of the source was read.
+        written = workspace.write_file(&path.file, how, source);
+    }
+    written?;
     workspace.renew_owner(&path.file);
     Ok(())
 }

@@ -135,6 +135,27 @@ impl Workspace {
         }
     }
 
+    /// Has root make what is missing of a directory's absolute path, for the user of this workspace. False if there is a
+    /// directory, or there are no users to choose among.
+    ///
+    /// # Errors
+    /// Those of [`Workspace::make_directory`], as they are for root.
+    pub fn make_directory_by_root(&self, path: &FilePath) -> Result<bool> {
+        let is_missing = || {
+            self.stat_file(path)
+                .is_err_and(|error| error.kind() == Kind::NotFound)
+        };
+        let Some((_, owner)) = self.root.account() else {
+            return Ok(false);
+        };
+        if !path.bytes().starts_with(b"/") || !is_missing() {
+            return Ok(false);
+        }
+        let root = self.share_as("root")?;
+        root.files()?.make_directory_for(path, owner)?;
+        self.check_open().map(|()| true)
+    }
+
     /// Makes a directory and its parents.
     ///
     /// # Errors

@@ -154,6 +154,41 @@ fn files_belong_to_the_user_that_a_client_names() {
     assert_eq!(made.json()["entry"]["owner"], "alice", "{}", made.text());
 }
 
+/// Frameworks begin with a directory such as `/workspace`, as the usual user.
+#[test]
+fn directories_that_are_missing_are_made_for_the_user() {
+    needs_roots!();
+    let template = template();
+    let server = host(&template).start();
+    let door = &open(&server, "own");
+    let make = |user: &str, path: &str| {
+        let path = json!({ "path": path });
+        call_as(door, user, "/filesystem.Filesystem/MakeDir", &path)
+    };
+    let write = |target: &str| {
+        let kind = [("content-type", "application/octet-stream")];
+        door.request("POST", target, &kind, b"text").status
+    };
+    let made = make("user", "/workspace/a");
+    assert_eq!(made.status, 200, "{}", made.text());
+    assert_eq!(write("/files?path=/workspace/file"), 200);
+    assert_eq!(write("/files?path=/app/b/file&username=alice"), 200);
+    let owners =
+        "cd /; stat -c '%n %U %a' workspace workspace/a workspace/file app app/b app/b/file etc";
+    assert_eq!(
+        sh_as(door, "root", owners),
+        "workspace user 755\nworkspace/a user 755\nworkspace/file user 644\n\
+         app alice 755\napp/b alice 755\napp/b/file alice 644\netc root 755\n"
+    );
+    // What is there stays closed.
+    assert_eq!(write("/files?path=/etc/file"), 403);
+    assert_eq!(write("/files?path=/root/file"), 403);
+    assert_eq!(make("alice", "/workspace").status, 409);
+    // A relative path begins at another place for root.
+    sh_as(door, "root", "chown root /home/user");
+    assert_eq!(make("user", "sub").status, 403);
+}
+
 /// Programs send signals to the pid that a client was told.
 #[test]
 fn pids_are_those_that_programs_of_the_sandbox_see() {
