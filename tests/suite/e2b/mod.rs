@@ -7,6 +7,7 @@ mod cli;
 mod code;
 mod entries;
 mod files;
+mod frameworks;
 mod hostile;
 mod logs;
 mod pausing;
