@@ -76,7 +76,7 @@ pub fn remove_home(homes: &OwnedFd, name: &[u8], deadline: Option<Instant>) -> R
     }
     let mut goes_on = || deadline.is_none_or(|deadline| Instant::now() < deadline);
     let removed = openat(homes, ".", DIRECTORY, Mode::empty())
-        .and_then(|homes| remove_tree(homes, name, &mut goes_on, Protected::Refuse));
+        .and_then(|homes| remove_tree(homes, name, &mut goes_on, Protected::Refuse, None));
     match removed {
         // New files keep appearing.
         Err(Errno::ENOTEMPTY) => Ok(false),

@@ -2,8 +2,9 @@
 //!
 //! A tree may be thousands of levels deep, hold millions of names and change while it is removed. So
 //! there is no recursion, one directory is open at a time (and read through another descriptor), a
-//! bounded number of names is held, and no link is followed: each step goes down into a directory that
-//! was opened without following links, or up to a directory that is still the parent.
+//! bounded number of names is held, few if the tenant has no memory left for them, and no link is followed:
+//! each step goes down into a directory that was opened without following links, or up to a directory that is
+//! still the parent.
 //!
 //! Removal ends at a deadline, because a client waits for the answer. A second call continues where the
 //! first one stopped.
@@ -24,11 +25,12 @@ use super::root::{Missing, Root};
 use super::write::temporary_name;
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind, Result};
+use crate::limits::ledger::Charge;
 use crate::sys::paths::{fchmodat, openat, renameat, unlinkat};
 
 impl Root {
     /// Removes a file, a link (not its target) or an empty directory; with `recursive` a directory and
-    /// everything in it.
+    /// everything in it. Names in memory are added to the `charge`, if they are for a tenant.
     ///
     /// # Errors
     /// `NotFound`; `NotEmpty` without `recursive`; `Unfinished` if something is left after
@@ -37,9 +39,11 @@ impl Root {
         &self,
         path: &FilePath,
         recursive: bool,
+        charge: Option<Charge>,
         interrupt: &mut dyn Interrupt,
     ) -> std::result::Result<(), Stopped> {
-        self.remove_until(path, recursive, Instant::now() + REMOVAL_LIMIT, interrupt)
+        let deadline = Instant::now() + REMOVAL_LIMIT;
+        self.remove_until(path, recursive, deadline, charge, interrupt)
     }
 
     /// Removes a directory if it is empty.
@@ -76,6 +80,7 @@ impl Root {
         path: &FilePath,
         recursive: bool,
         deadline: Instant,
+        charge: Option<Charge>,
         interrupt: &mut dyn Interrupt,
     ) -> std::result::Result<(), Stopped> {
         let failed = |errno| Error::system(format_args!("cannot delete {path}"), errno);
@@ -93,7 +98,8 @@ impl Root {
                     looked = interrupt.check();
                     looked.is_ok() && Instant::now() < deadline
                 };
-                let is_gone = remove_tree(directory, &name, &mut goes_on, Protected::Refuse);
+                let refuse = Protected::Refuse;
+                let is_gone = remove_tree(directory, &name, &mut goes_on, refuse, charge);
                 if is_gone.map_err(failed)? {
                     return Ok(());
                 }
@@ -167,8 +173,39 @@ const ROUNDS: usize = 8;
 /// Names in one batch that is read from a directory. Few in unit tests, so that they see many batches.
 const BATCH_NAMES: usize = if cfg!(test) { 64 } else { 4096 };
 
-/// Most names in memory, of all levels together, before another batch is read.
-const MAX_PENDING_NAMES: usize = 4 * BATCH_NAMES;
+/// The same for a tenant that has no memory left.
+const LEAST_NAMES: usize = BATCH_NAMES / 64;
+
+/// Most batches in memory, of all levels together, before another one is read.
+const MAX_PENDING_BATCHES: usize = 4;
+
+/// Memory of a name, at most.
+const NAME_BYTES: usize = 255 + 2 * size_of::<Vec<u8>>() + 16;
+
+/// Names are charged in steps of this many bytes.
+const CHARGED_BYTES: usize = 32 * 1024;
+
+/// Names that were read and are not removed yet.
+struct PendingNames {
+    names: Vec<Vec<u8>>,
+    /// How many are read in one batch.
+    batch: usize,
+    /// `None` for what the server itself removes, in one thread.
+    charge: Option<Charge>,
+}
+
+impl PendingNames {
+    fn add(&mut self, name: &[u8]) {
+        self.names.push(name.to_vec());
+        let bytes = self.names.len() * NAME_BYTES;
+        if let Some(charge) = &mut self.charge
+            && bytes > charge.bytes()
+            && charge.set(bytes + CHARGED_BYTES).is_err()
+        {
+            self.batch = self.batch.min(LEAST_NAMES);
+        }
+    }
+}
 
 /// What happens to directories that their owner has protected against changes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -190,7 +227,7 @@ struct RemovedLevel {
 
 /// Removes `name` from `parent`, and if it is a directory everything in it. Does not cross mounts. Files
 /// that another process removes meanwhile count as removed. Returns false if something is left and it no longer
-/// `goes_on`.
+/// `goes_on`. Names in memory are added to the `charge`, if they are for a tenant.
 ///
 /// A name stays in `pending` until it is gone, so the way up needs no names. When there are too many,
 /// all are dropped, and each level reads its names again.
@@ -203,6 +240,7 @@ pub(super) fn remove_tree(
     name: &[u8],
     goes_on: &mut dyn FnMut() -> bool,
     protected: Protected,
+    charge: Option<Charge>,
 ) -> nix::Result<bool> {
     let mut current = parent;
     let mut levels = vec![RemovedLevel {
@@ -210,10 +248,14 @@ pub(super) fn remove_tree(
         first: 0,
         is_partly_read: false,
     }];
-    let mut pending = vec![name.to_vec()];
+    let mut pending = PendingNames {
+        names: vec![name.to_vec()],
+        batch: BATCH_NAMES,
+        charge,
+    };
     let (mut device, mut left, mut refilled) = (None, None, 0);
     while let Some(level) = levels.last_mut() {
-        if let Some(name) = pending[level.first..].last() {
+        if let Some(name) = pending.names[level.first..].last() {
             // Checked only while something is left.
             if !goes_on() {
                 return Ok(false);
@@ -230,7 +272,7 @@ pub(super) fn remove_tree(
             };
             let directory = match entered {
                 Err(Errno::ENOENT) => {
-                    pending.pop();
+                    pending.names.pop();
                     continue;
                 }
                 entered => entered?,
@@ -246,9 +288,9 @@ pub(super) fn remove_tree(
                     return Err(Errno::ENOTEMPTY);
                 }
             }
-            if pending.len() > MAX_PENDING_NAMES {
+            if pending.names.len() > MAX_PENDING_BATCHES * pending.batch {
                 // Except the first one: the parent is never read.
-                pending.truncate(1);
+                pending.names.truncate(1);
                 for level in &mut levels[1..] {
                     level.first = 1;
                     level.is_partly_read = true;
@@ -256,7 +298,7 @@ pub(super) fn remove_tree(
             }
             levels.push(RemovedLevel {
                 identity,
-                first: pending.len(),
+                first: pending.names.len(),
                 is_partly_read: read_names(&directory, &mut pending)?,
             });
             current = directory;
@@ -296,24 +338,24 @@ fn remove_simple(directory: &OwnedFd, name: &[u8]) -> nix::Result<bool> {
 }
 
 /// Appends a batch of a directory's names; returns whether there are more.
-fn read_names(directory: &OwnedFd, into: &mut Vec<Vec<u8>>) -> nix::Result<bool> {
+fn read_names(directory: &OwnedFd, into: &mut PendingNames) -> nix::Result<bool> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let mut directory = match Dir::openat(directory, ".", flags, Mode::empty()) {
         // The directory itself was removed.
         Err(Errno::ENOENT) => return Ok(false),
         opened => opened?,
     };
-    let limit = into.len() + BATCH_NAMES;
+    let first = into.names.len();
     for found in directory.iter() {
         let found = found?;
         let name = found.file_name().to_bytes();
         if name == b"." || name == b".." {
             continue;
         }
-        if into.len() == limit {
+        if into.names.len() - first >= into.batch {
             return Ok(true);
         }
-        into.push(name.to_vec());
+        into.add(name);
     }
     Ok(false)
 }

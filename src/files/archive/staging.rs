@@ -19,6 +19,7 @@ use crate::files::name_at::NameAt;
 use crate::files::remove::{Protected, remove_tree};
 use crate::files::root::Root;
 use crate::files::write::{Staging, stage, temporary_name};
+use crate::limits::ledger::Charge;
 use crate::logging;
 use crate::sys::paths::{fchmodat, mkdirat, openat};
 use crate::sys::{Rename, rename};
@@ -64,10 +65,12 @@ pub(super) struct StagingTree<'t> {
     name: Vec<u8>,
     /// The mode of a new directory.
     mode: u32,
+    /// For what is in memory while it is removed.
+    charge: Option<Charge>,
 }
 
 impl<'t> StagingTree<'t> {
-    pub(super) fn make(root: &'t Root, target: &'t NameAt) -> nix::Result<Self> {
+    pub(super) fn make(root: &'t Root, target: &'t NameAt, charge: Charge) -> nix::Result<Self> {
         let name = temporary_name();
         mkdirat(
             &target.directory,
@@ -79,6 +82,7 @@ impl<'t> StagingTree<'t> {
             target,
             name,
             mode: 0,
+            charge: Some(charge),
         };
         let directory = staging.open()?;
         staging.mode = fstat(&directory)?.st_mode & 0o7777;
@@ -137,9 +141,11 @@ impl Drop for StagingTree<'_> {
         if !self.root.is_closed()
             && let Ok(directory) = openat(&self.target.directory, ".", DIRECTORY, Mode::empty())
         {
-            let removed = remove_tree(directory, &self.name, &mut || true, Protected::Open);
+            let (root, charge) = (self.root, self.charge.take());
+            let mut goes_on = || !root.is_closed();
+            let removed = remove_tree(directory, &self.name, &mut goes_on, Protected::Open, charge);
             // It has another name if it took its place.
-            if !matches!(removed, Ok(true) | Err(Errno::ENOENT)) {
+            if !matches!(removed, Ok(_) | Err(Errno::ENOENT)) {
                 let name = show(&self.name);
                 logging::info(format_args!(
                     "cannot delete {name}, which is no longer used"

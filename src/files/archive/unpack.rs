@@ -185,7 +185,8 @@ impl Files<'_> {
                 return Err(failed(Errno::EEXIST));
             }
         }
-        let mut staging = StagingTree::make(self, &target).map_err(failed)?;
+        let names = ledger.charge(Item::Bodies, 0)?;
+        let mut staging = StagingTree::make(self, &target, names).map_err(failed)?;
         let base = staging.open().map_err(failed)?;
         let mut tree = Tree::new(self, Some(base), options, ledger)?;
         tree.is_new = true;

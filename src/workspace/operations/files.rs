@@ -167,8 +167,10 @@ impl Workspace {
         recursive: bool,
         interrupt: &mut dyn Interrupt,
     ) -> std::result::Result<(), Stopped> {
+        let names = self.ledger.charge(Item::Responses, 0);
+        let names = names.map_err(Error::from)?;
         self.files()?
-            .remove(path, recursive, &mut self.paced(interrupt))
+            .remove(path, recursive, Some(names), &mut self.paced(interrupt))
     }
 
     /// Makes a directory and its parents. An existing directory is no error and takes the `mode`.

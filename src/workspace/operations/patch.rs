@@ -413,7 +413,7 @@ fn undo(files: &Files<'_>, step: Done<'_>) -> Result<()> {
             path,
             ..
         }) => files
-            .remove(path, false, &mut Patient)
+            .remove(path, false, None, &mut Patient)
             .map_err(unless_stopped),
         Done::Written(Write {
             replaced: Some(old),
