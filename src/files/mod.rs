@@ -53,5 +53,5 @@ pub use root::{Files, Root};
 pub use skip::{SkipList, SkipReason, end_of};
 pub use splice_pipe::SplicePipe;
 pub use temporary::forget_ended_trees;
-pub use usage::Disk;
+pub use usage::{Disk, DiskUse};
 pub use write::{ClosedUpload, RangedWrite, Upload, is_temporary};

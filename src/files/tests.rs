@@ -14,6 +14,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,9 +26,12 @@ use nix::sys::stat::{Mode, mkdirat};
 use super::beneath::Resolver;
 use super::condition::Patient;
 use super::name::FilePath;
-use super::{FileKind, Files, Overwrite, Page, Root, Unpacking, Upload, make_home, remove_home};
+use super::{
+    DiskUse, FileKind, Files, Overwrite, Page, Root, Unpacking, Upload, make_home, remove_home,
+};
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind};
+use crate::limits::ledger::{Budget, Item, Ledger};
 use crate::sys::{self, User, exchange_names, hide_system_call};
 
 const OWNER: User = User {
@@ -218,11 +222,11 @@ fn rename(files: &Files<'_>, from: &str, to: &str) -> Outcome {
 }
 
 fn remove(files: &Files<'_>, at: &FilePath) -> Outcome {
-    files.remove(at, true, &mut Patient).map_err(failed)
+    files.remove(at, true, None, &mut Patient).map_err(failed)
 }
 
 fn remove_until(files: &Files<'_>, at: &FilePath, deadline: Instant) -> Outcome {
-    let removed = files.remove_until(at, true, deadline, &mut Patient);
+    let removed = files.remove_until(at, true, deadline, None, &mut Patient);
     removed.map_err(failed)
 }
 
@@ -519,6 +523,101 @@ fn a_tree_that_takes_too_long_for_one_request_goes_in_several() {
     files.make_directory(&path("empty"), None).unwrap();
     let past = Instant::now();
     remove_until(&files, &path("empty"), past).unwrap();
+}
+
+/// A budget of so many bytes has one tenant.
+fn tenant_of(bytes: u64) -> Arc<Ledger> {
+    Budget::new(bytes).whole()
+}
+
+/// Counts how often it is asked, and calls something the first time.
+struct Looks<F>(usize, F);
+
+impl<F: FnMut() + Send> Interrupt for Looks<F> {
+    fn check(&mut self) -> Result<(), Stopped> {
+        if self.0 == 0 {
+            self.1();
+        }
+        self.0 += 1;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_tree_is_removed_within_the_memory_of_its_tenant() {
+    if !is_root() {
+        return;
+    }
+    // Without memory it takes small batches.
+    for bytes in [1 << 20, 0] {
+        let world = World::populated();
+        let root = world.root(RESOLVERS[0]);
+        let files = root.files().unwrap();
+        for (directory, file) in (0..5).flat_map(|number| (0..90).map(move |file| (number, file))) {
+            let path = path(&format!("large/{directory}/deep/{file}"));
+            files.upload(&path, None, true).unwrap().commit().unwrap();
+        }
+        let ledger = tenant_of(bytes);
+        let charge = ledger.charge(Item::Responses, 0).unwrap();
+        let removed = files.remove(&path("large"), true, Some(charge), &mut Patient);
+        assert!(removed.is_ok(), "{bytes}");
+        assert!(!world.home("large").exists());
+        assert_eq!(Arc::strong_count(&ledger), 1, "all is given back");
+    }
+}
+
+#[test]
+fn the_size_of_a_home_counts_each_file_once() {
+    if !is_root() {
+        return;
+    }
+    let world = World::populated();
+    let root = world.root(RESOLVERS[0]);
+    let files = root.files().unwrap();
+    let ledger = tenant_of(1 << 30);
+    let size = |ledger: &Arc<Ledger>, interrupt: &mut dyn Interrupt| {
+        files.disk_bytes(ledger, interrupt).map(Option::unwrap)
+    };
+    let before = size(&ledger, &mut Patient).unwrap();
+    let content = vec![b'x'; 1 << 20];
+    std::fs::create_dir_all(world.home("in")).unwrap();
+    std::fs::write(world.home("in/one"), &content).unwrap();
+    let after_one = size(&ledger, &mut Patient).unwrap();
+    assert!(after_one >= before + (1 << 20), "{before} {after_one}");
+    for name in ["two", "in/three"] {
+        std::fs::hard_link(world.home("in/one"), world.home(name)).unwrap();
+    }
+    let mut looks = Looks(0, || ());
+    assert_eq!(size(&ledger, &mut looks).unwrap(), after_one);
+    assert!(looks.0 > 3, "it is asked at each file: {}", looks.0);
+    // It is charged, and ends with its tenant.
+    let refused = size(&tenant_of(0), &mut Patient);
+    assert!(matches!(refused, Err(Stopped::Failed(error)) if error.kind() == Kind::OverLimit));
+}
+
+#[test]
+fn who_waits_for_a_figure_shares_it() {
+    let figure = DiskUse::default();
+    let (walks, have_asked) = (AtomicU64::new(0), AtomicU64::new(0));
+    let ask = || {
+        let walk = |_: &mut dyn Interrupt| {
+            while have_asked.load(Ordering::SeqCst) < 8 {
+                thread::yield_now();
+            }
+            Ok(Some(walks.fetch_add(1, Ordering::SeqCst)))
+        };
+        let mut looks = Looks(0, || {
+            have_asked.fetch_add(1, Ordering::SeqCst);
+        });
+        figure.share(&mut looks, walk).unwrap()
+    };
+    thread::scope(|scope| {
+        (0..8).for_each(|_| drop(scope.spawn(ask)));
+    });
+    // The first, and one that began after all had asked.
+    assert_eq!(walks.load(Ordering::SeqCst), 2);
+    // What was found before is not for who asks now.
+    assert_eq!(ask(), Some(2));
 }
 
 #[test]

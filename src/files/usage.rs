@@ -1,17 +1,22 @@
 //! Disk usage: of the files beneath a root, and of their file system.
 
-use std::collections::HashSet;
 use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Instant;
 
-use nix::dir::Dir;
-use nix::fcntl::{AtFlags, OFlag};
+use nix::fcntl::OFlag;
 use nix::sys::statvfs::fstatvfs;
 
 use super::entry::FileKind;
-use super::name::Tree;
+use super::name::{FilePath, Tree};
 use super::root::Files;
-use crate::error::{Error, Result};
-use crate::sys::paths::fstatat;
+use super::search::{Filter, Visit};
+use crate::client::{Interrupt, Stopped};
+use crate::codec::sort::sort;
+use crate::error::{Error, Kind};
+use crate::limits::ledger::{Item, Ledger};
+use crate::threads::lock::{Mutex, lock};
+use crate::threads::places::Places;
 
 /// The space of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,11 +45,42 @@ const BLOCK_BYTES: u64 = 512;
 /// Most files that one answer looks at: a sandbox decides how many it has, and a client waits.
 const MAX_FILES: usize = 20_000;
 
-/// Most bytes of paths of directories that wait to be read.
-const MAX_BYTES: usize = 4 << 20;
+/// What a file with several names takes in memory, in a list that doubles.
+const LINK_BYTES: usize = 2 * size_of::<(u64, u64)>();
 
-/// Longest path that is opened; files below a longer one are not counted (`PATH_MAX`).
-const MAX_PATH_BYTES: usize = 4000;
+/// The figure of one tenant. Its clients may ask for it all at once: one of them walks at a time, and all who waited for it
+/// share what the next one finds.
+#[derive(Default)]
+pub struct DiskUse {
+    walking: Places,
+    /// When the last walk began, and what it found.
+    found: Mutex<Option<(Instant, Option<u64>)>>,
+}
+
+impl DiskUse {
+    /// What `walk` finds, or has found for another who asked.
+    ///
+    /// # Errors
+    /// Those of `walk`; or it was interrupted.
+    pub fn share(
+        &self,
+        interrupt: &mut dyn Interrupt,
+        walk: impl FnOnce(&mut dyn Interrupt) -> Result<Option<u64>, Stopped>,
+    ) -> Result<Option<u64>, Stopped> {
+        let asked = Instant::now();
+        let _place = self.walking.take(interrupt)?;
+        let found = *lock(&self.found);
+        if let Some((begun, bytes)) = found
+            && begun >= asked
+        {
+            return Ok(bytes);
+        }
+        let begun = Instant::now();
+        let bytes = walk(interrupt)?;
+        *lock(&self.found) = Some((begun, bytes));
+        Ok(bytes)
+    }
+}
 
 impl Files<'_> {
     /// The space of the file system that the root is on.
@@ -55,62 +91,52 @@ impl Files<'_> {
     }
 
     /// Bytes that the files below the root take on the disk; a file with several names counts once.
-    /// Directories that the owner may not read are left out. `None` if there are more than
-    /// [`MAX_FILES`].
+    /// Directories that the owner may not read are left out. `None` if that is the root, or if there are more than
+    /// [`MAX_FILES`]. The walk's memory is charged to the ledger.
     ///
     /// # Errors
-    /// The root cannot be read.
-    pub fn disk_bytes(&self) -> Result<Option<u64>> {
-        let mut total = 0;
-        let start = self.start(Tree::Main);
-        let start = start.map_err(|errno| Error::system("cannot read the home", errno))?;
-        let mut left = MAX_FILES;
-        let mut left_bytes = MAX_BYTES;
-        let mut seen = HashSet::new();
-        let mut pending = vec![b".".to_vec()];
-        while let Some(path) = pending.pop() {
-            let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
-            let opened = self.resolve_in(&start, &path, flags);
-            let mut directory = match opened.and_then(Dir::from_fd) {
-                Ok(directory) => directory,
-                Err(errno) if path == b"." => {
-                    return Err(Error::system("cannot read the home", errno));
-                }
-                Err(_) => continue,
+    /// `OverLimit`; or it was interrupted.
+    pub fn disk_bytes(
+        &self,
+        ledger: &Arc<Ledger>,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<Option<u64>, Stopped> {
+        let mut walk = match self.walk(&FilePath::new(b".")?, Filter::default(), None, ledger) {
+            Err(error) if error.kind() != Kind::OverLimit => return Ok(None),
+            walk => walk?,
+        };
+        let (mut total, mut left) = (0, MAX_FILES);
+        // The numbers of files with several names, and their blocks.
+        let mut linked = Vec::new();
+        let mut charge = ledger.charge(Item::Responses, 0).map_err(Error::from)?;
+        while let Some(visit) = walk.next()? {
+            interrupt.check()?;
+            let found = match visit {
+                Visit::Entry(found) => found,
+                Visit::Unreadable(b".", _) => return Ok(None),
+                Visit::Passed | Visit::Unreadable(..) => continue,
             };
-            let names: Vec<_> = directory
-                .iter()
-                .filter_map(|found| Some(found.ok()?.file_name().to_owned()))
-                .filter(|name| !matches!(name.to_bytes(), b"." | b".."))
-                .take(left + 1)
-                .collect();
-            if names.len() > left {
+            let Some(rest) = left.checked_sub(1) else {
                 return Ok(None);
+            };
+            left = rest;
+            let Ok(status) = found.status() else {
+                continue;
+            };
+            let blocks = u64::try_from(status.st_blocks).unwrap_or(0);
+            if status.st_nlink < 2 || found.kind == FileKind::Directory {
+                total += blocks;
+                continue;
             }
-            left -= names.len();
-            for name in names {
-                let nofollow = AtFlags::AT_SYMLINK_NOFOLLOW;
-                let Ok(status) = fstatat(&directory, name.as_c_str(), nofollow) else {
-                    continue;
-                };
-                if status.st_nlink < 2
-                    || FileKind::of(&status) == FileKind::Directory
-                    || seen.insert(status.st_ino)
-                {
-                    total += u64::try_from(status.st_blocks).unwrap_or(0) * BLOCK_BYTES;
-                }
-                if FileKind::of(&status) == FileKind::Directory
-                    && path.len() + name.count_bytes() < MAX_PATH_BYTES
-                {
-                    let below = [&path, &b"/"[..], name.to_bytes()].concat();
-                    let Some(left) = left_bytes.checked_sub(below.len()) else {
-                        return Ok(None);
-                    };
-                    left_bytes = left;
-                    pending.push(below);
-                }
+            if linked.len() == linked.capacity() {
+                let bytes = (linked.len() + 64) * LINK_BYTES;
+                charge.set(bytes).map_err(Error::from)?;
             }
+            linked.push((status.st_ino, blocks));
         }
-        Ok(Some(total))
+        sort(&mut linked);
+        linked.dedup_by_key(|(number, _)| *number);
+        total += linked.iter().map(|(_, blocks)| blocks).sum::<u64>();
+        Ok(Some(total * BLOCK_BYTES))
     }
 }

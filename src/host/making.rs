@@ -22,7 +22,7 @@ use crate::confine::{
 };
 use crate::egress::Exits;
 use crate::error::{Error, Kind, Result};
-use crate::files::Root;
+use crate::files::{DiskUse, Root};
 use crate::ports::{Ports, TcpPortsInside};
 use crate::spec::account::Account;
 use crate::spec::isolation::{Isolation, TEMPORARY};
@@ -270,6 +270,7 @@ impl Host {
             ports,
             root: OnceLock::new(),
             ledger: self.budget.ledger(),
+            disk: DiskUse::default(),
             current: Mutex::new(phase),
             file: Arc::clone(&reservation.file),
         });

@@ -16,6 +16,7 @@ use super::{Host, Sandbox, changing, log_of, unknown};
 use crate::clock::now_ms;
 use crate::confine::{FileView, Grants};
 use crate::error::{Error, Kind, Result};
+use crate::files::DiskUse;
 use crate::process::Reason;
 use crate::spec::sandbox::{Phase, StopCause};
 use crate::sys::{self, User, proc};
@@ -351,6 +352,7 @@ impl Host {
             },
             root: OnceLock::new(),
             ledger: self.budget.ledger(),
+            disk: DiskUse::default(),
             current: Mutex::new(phase),
             file,
             spec,

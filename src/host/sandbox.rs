@@ -18,11 +18,12 @@ use super::records::{Record, RecordFile};
 use super::standing::{Pausing, SandboxState};
 use super::stopped;
 use super::tcp_ports::PortLease;
+use crate::client::{Interrupt, Stopped};
 use crate::confine::{
     FileIdentity, GrantedPaths, IN_MEMORY, Limits, MemoryDisk, Namespaces, Policy, PrivateRoot,
 };
 use crate::error::{Error, Kind, Result};
-use crate::files::Root;
+use crate::files::{DiskUse, Root};
 use crate::limits::ledger::Ledger;
 use crate::logging;
 use crate::process::Reason;
@@ -75,6 +76,8 @@ pub struct Lasting {
     pub(super) root: OnceLock<Arc<PrivateRoot>>,
     /// What is held for its clients and its processes.
     pub(super) ledger: Arc<Ledger>,
+    /// What its files take on the disk.
+    pub(super) disk: DiskUse,
     /// Where it is written down.
     pub(super) file: Arc<RecordFile>,
 }
@@ -442,16 +445,34 @@ impl Sandbox {
         holding.map(|(name, _)| name).collect()
     }
 
-    /// Bytes that its home takes on the disk; `None` if it has too many files. Walks through the home.
+    /// Bytes that its home takes on the disk; `None` if it has too many files, or cannot be read. Walks through the home.
     ///
     /// # Errors
-    /// The home cannot be read.
-    pub fn disk_bytes(&self) -> Result<Option<u64>> {
+    /// `OverLimit`; `NotFound` if it was deleted; or it was interrupted.
+    pub fn disk_bytes(
+        &self,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<Option<u64>, Stopped> {
         if self.root.get().is_some() {
             // What differs from its template.
-            return own_files(&self.lasting.home)?.files()?.disk_bytes();
+            let own = own_files(&self.lasting.home)?;
+            return own.files()?.disk_bytes(&self.ledger, interrupt);
         }
-        self.workspace.files()?.disk_bytes()
+        let files = self.workspace.files()?;
+        files.disk_bytes(&self.ledger, interrupt)
+    }
+
+    /// The same for its own clients, as work of its own of which there is one at a time.
+    ///
+    /// # Errors
+    /// As [`Sandbox::disk_bytes`].
+    pub fn own_disk_bytes(
+        &self,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<Option<u64>, Stopped> {
+        let mut paced = self.workspace.paced(interrupt);
+        let walk = |interrupt: &mut dyn Interrupt| self.disk_bytes(interrupt);
+        self.lasting.disk.share(&mut paced, walk)
     }
 }
 

@@ -4,6 +4,7 @@ pub mod lock;
 pub mod notify;
 mod order;
 pub mod panics;
+pub mod places;
 pub mod pool;
 pub mod priority;
 mod start;

@@ -29,6 +29,7 @@ use crate::error::{Error, Kind, Result};
 use crate::sys::make_thread_nice;
 use crate::threads::lock::{Condvar, Mutex, lock};
 use crate::threads::panics::joined;
+use crate::threads::places::Places;
 use crate::{fault, logging};
 
 /// The nice value of work that reads much for one request.
@@ -56,6 +57,8 @@ pub struct BackgroundWork {
     /// Guards the two, which are about time alone.
     used: Mutex<UsedTime>,
     is_closed: AtomicBool,
+    /// For steps that nothing interrupts: one thread at a time.
+    pub alone: Places,
 }
 
 /// What the threads of a tenant have used.

@@ -102,6 +102,13 @@ impl Call<'_, '_> {
         }
     }
 
+    /// The same, or when the answer has to begin.
+    pub(super) fn interrupt_at(&self, until: Instant) -> BeforeAnswer {
+        let mut interrupt = self.interrupt();
+        interrupt.until = Some(until);
+        interrupt
+    }
+
     /// Refuses a request without a body where one is needed: a forgotten body is no empty one.
     pub(super) fn require_body(&self) -> Result<(), Refusal> {
         if self.request.head.framing == Framing::None {
@@ -156,8 +163,7 @@ pub(super) fn long_work(
     call: &Call<'_, '_>,
     mut work: impl FnMut(&mut dyn Interrupt) -> Result<Response, Stopped> + Send + 'static,
 ) -> Answer {
-    let mut interrupt = call.interrupt();
-    interrupt.until = Some(Instant::now() + ANSWER_WITHIN);
+    let mut interrupt = call.interrupt_at(Instant::now() + ANSWER_WITHIN);
     match work(&mut interrupt) {
         Ok(response) => Ok(response),
         Err(stopped @ (Stopped::Failed(_) | Stopped::Disconnected)) => Err(stopped.into()),

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Serialize, Serializer};
 
-use super::call::{Answer, Call};
+use super::call::{Answer, BeforeAnswer, Call};
 use crate::api::context::Context;
+use crate::client::Stopped;
 use crate::codec::table::Table;
 use crate::confine::ended_for_memory;
 use crate::files::watch::watched;
@@ -100,7 +101,7 @@ struct SandboxUse {
 }
 
 impl SandboxUse {
-    fn of(sandbox: &Sandbox, users: &UseByUser, with_disk: bool) -> Self {
+    fn of(sandbox: &Sandbox, users: &UseByUser, disk_bytes: Option<u64>) -> Self {
         let taken = users.get(&sandbox.user.uid).copied().unwrap_or_default();
         Self {
             id: sandbox.id.clone(),
@@ -109,11 +110,7 @@ impl SandboxUse {
             memory_bytes: taken.memory_bytes,
             memory_limit_bytes: sandbox.limits.asked().memory,
             memory_limit_used_bytes: sandbox.limits.memory_used(),
-            // A home that was deleted meanwhile, or that its owner made unreadable, has no figure.
-            disk_bytes: with_disk
-                .then(|| sandbox.disk_bytes().ok())
-                .flatten()
-                .flatten(),
+            disk_bytes,
         }
     }
 }
@@ -121,7 +118,9 @@ impl SandboxUse {
 /// Answers with the present figures.
 pub(super) fn answer(call: &Call<'_, '_>) -> Answer {
     let with_disk = call.query.flag("disk")?;
-    let document = gather(call.context, with_disk);
+    let until = Instant::now() + DISK_LIMIT;
+    let mut interrupt = with_disk.then(|| call.interrupt_at(until));
+    let document = gather(call.context, interrupt.as_mut())?;
     Ok(respond(call.request, &document, text))
 }
 
@@ -130,7 +129,11 @@ pub(super) fn of_sandbox(call: &mut Call<'_, '_>, host: &Host, id: &str) -> Answ
     let with_disk = call.query.flag("disk")?;
     let sandbox = host.find(id)?;
     let users = RECENT_USE.get();
-    let document = SandboxUse::of(&sandbox, &users, with_disk);
+    let disk_bytes = match with_disk {
+        true => sandbox.own_disk_bytes(&mut call.interrupt())?,
+        false => None,
+    };
+    let document = SandboxUse::of(&sandbox, &users, disk_bytes);
     let text = |document: &SandboxUse| {
         let mut text = Text(String::new());
         figures_of(&mut text, std::slice::from_ref(document));
@@ -199,12 +202,18 @@ fn wants_json(request: &Request<'_>) -> bool {
     })
 }
 
-fn gather(context: &Context, with_disk: bool) -> Document {
+/// All figures: those of homes if there is an interrupt, which ends the walks through them when they take too long.
+///
+/// # Errors
+/// The client disconnected.
+fn gather(
+    context: &Context,
+    mut interrupt: Option<&mut BeforeAnswer>,
+) -> Result<Document, Stopped> {
     let machine = &context.machine;
     let disk = machine.disk();
     let use_of_all = proc::machine_use();
     let users = proc::use_by_user();
-    let enough = Instant::now() + DISK_LIMIT;
     let mut per_sandbox = Vec::new();
     let mut states = Table::new();
     if let Ok(host) = machine.host() {
@@ -213,8 +222,18 @@ fn gather(context: &Context, with_disk: bool) -> Document {
         }
         for sandbox in host.list() {
             *states.get_or_default(sandbox.state().0.name()) += 1;
-            let with_disk = with_disk && Instant::now() < enough;
-            per_sandbox.push(SandboxUse::of(&sandbox, &users, with_disk));
+            let walked = interrupt.as_deref_mut().map(|own| sandbox.disk_bytes(own));
+            // A home that was deleted meanwhile has no figure, nor have those that are not reached in time.
+            let disk_bytes = match walked {
+                Some(Ok(found)) => found,
+                Some(Err(Stopped::Disconnected)) => return Err(Stopped::Disconnected),
+                Some(Err(Stopped::Due)) => {
+                    interrupt = None;
+                    None
+                }
+                Some(Err(Stopped::Failed(_))) | None => None,
+            };
+            per_sandbox.push(SandboxUse::of(&sandbox, &users, disk_bytes));
         }
     }
     let terminals = process::terminal_use();
@@ -228,7 +247,7 @@ fn gather(context: &Context, with_disk: bool) -> Document {
         status,
         count,
     });
-    Document {
+    Ok(Document {
         version: env!("CARGO_PKG_VERSION"),
         mode: machine.mode(),
         uptime: machine.uptime(),
@@ -264,7 +283,7 @@ fn gather(context: &Context, with_disk: bool) -> Document {
             disk_bytes: disk.map(|disk| disk.bytes),
         },
         per_sandbox,
-    }
+    })
 }
 
 /// Prometheus' text format: each figure's help and type, then its values.

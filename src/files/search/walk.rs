@@ -42,6 +42,9 @@ const BATCH_NAMES: usize = if cfg!(test) { 16 } else { 16 * 1024 };
 /// Most names in memory, of all levels together. Beyond that, the names of all levels but the last are dropped.
 const MAX_PENDING_NAMES: usize = 4 * BATCH_NAMES;
 
+/// Names that are read before the walk ends with its tenant.
+const NAMES_BETWEEN_LOOKS: usize = 4096;
+
 /// Memory of a name besides its bytes.
 const NAME_BYTES: usize = size_of::<(Vec<u8>, Option<FileKind>)>() + 16;
 
@@ -579,7 +582,11 @@ impl Walk<'_> {
         *is_partly_read = false;
         let own = self.path.capacity() + levels * size_of::<WalkLevel>();
         let mut failed = None;
-        for found in directory.iter() {
+        for (passed, found) in directory.iter().enumerate() {
+            // A directory may have millions of names, and whoever deletes the sandbox waits.
+            if passed % NAMES_BETWEEN_LOOKS == NAMES_BETWEEN_LOOKS - 1 {
+                self.charge.ledger().work.check_open()?;
+            }
             let found = match found {
                 Ok(found) => found,
                 Err(errno) => {
