@@ -35,7 +35,7 @@ pub(super) fn glob(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
 /// `POST files/grep`.
 pub(super) fn grep(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let request = call.parse(grep_request)?;
-    let prepared = workspace.prepare_grep(request)?;
+    let prepared = workspace.prepare_grep(request, &mut call.interrupt())?;
     let ping_interval = call.ping_interval();
     let write = move |stream: &mut StreamWriter| {
         let events = GrepEvents::new(stream.take(), ping_interval);

@@ -28,11 +28,15 @@ use crate::error::{Detail, Error, Result};
 const MAX_PATTERN_BYTES: usize = 32 * 1024;
 
 /// Memory of a compiled expression, and of each DFA that is built from it as it goes.
-const MAX_NFA_BYTES: usize = 1 << 20;
-const DFA_CACHE_BYTES: usize = 2 << 20;
+const MAX_NFA_BYTES: usize = 512 << 10;
+const DFA_CACHE_BYTES: usize = 1 << 20;
 
 /// What a searcher takes, at most.
 pub const SEARCHER_BYTES: usize = 2 * (MAX_NFA_BYTES + DFA_CACHE_BYTES);
+
+/// What compiling takes besides for each byte of the pattern, at most: each letter of a pattern that is insensitive to case
+/// becomes a class.
+const COMPILING_BYTES: usize = 700;
 
 /// Bytes that an automaton searches before the client is looked at. Few: a byte that makes a new state of a large
 /// expression takes a tenth of a millisecond. Fewer in unit tests, so that they see many pieces.
@@ -91,23 +95,37 @@ enum Engine {
 }
 
 impl Searcher {
-    /// Compiles a pattern.
+    /// The memory that compiling a pattern takes, in bytes, with what the searcher takes.
     ///
     /// # Errors
-    /// `Invalid`, with the `offset` in the pattern where that is known.
-    pub fn new(pattern: &str, options: Options) -> Result<Self> {
-        if pattern.is_empty() || pattern.len() > MAX_PATTERN_BYTES {
-            let length = pattern.len();
+    /// `Invalid` for a length that is not accepted.
+    pub fn compiling_bytes(pattern: &str) -> Result<usize> {
+        let length = pattern.len();
+        if !(1..=MAX_PATTERN_BYTES).contains(&length) {
             let why =
                 format!("the pattern has {length} bytes; it may have 1 to {MAX_PATTERN_BYTES}");
             return Err(Error::invalid(why));
         }
+        Ok(SEARCHER_BYTES + length * COMPILING_BYTES)
+    }
+
+    /// Compiles a pattern of an accepted length, and asks before each step whether it `goes_on`. A step of the longest pattern takes some ten
+    /// milliseconds.
+    ///
+    /// # Errors
+    /// `Invalid`, with the `offset` in the pattern where that is known; those of `goes_on`.
+    pub fn new(
+        pattern: &str,
+        options: Options,
+        goes_on: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Self> {
         let escaped = options.is_literal.then(|| regex_syntax::escape(pattern));
         let pattern = escaped.as_deref().unwrap_or(pattern);
-        let (mut hir, has_upper) = parse(pattern, options.case == Case::Insensitive)?;
+        let (mut hir, has_upper) = parse(pattern, options.case == Case::Insensitive, goes_on)?;
         if options.case == Case::Smart && !has_upper {
-            (hir, _) = parse(pattern, true)?;
+            (hir, _) = parse(pattern, true, goes_on)?;
         }
+        goes_on()?;
         let adapted = adapt(hir, options.is_multiline).ok_or_else(|| {
             Error::invalid("the pattern has a line end, and no line contains one; set multiline")
         })?;
@@ -130,8 +148,7 @@ impl Searcher {
         if !is_multiline {
             find_required(&hir, &mut longest);
         }
-        let too_large = |why| Error::invalid(format!("the pattern is too large: {why}"));
-        let regex = build(&hir).map_err(too_large)?;
+        let regex = build(&hir, goes_on)?;
         let engine = Engine::Automata {
             cache: Box::new(regex.create_cache()),
             regex: Box::new(regex),
@@ -295,19 +312,22 @@ fn scan(
     Ok(last)
 }
 
-fn build(hir: &Hir) -> std::result::Result<Regex, String> {
-    let nfa = |is_reversed| {
+fn build(hir: &Hir, goes_on: &mut dyn FnMut() -> Result<()>) -> Result<Regex> {
+    let too_large =
+        |why: &dyn std::fmt::Display| Error::invalid(format!("the pattern is too large: {why}"));
+    let mut nfa = |is_reversed| {
+        goes_on()?;
         let config = thompson::Config::new()
             .utf8(false)
             .reverse(is_reversed)
             .which_captures(WhichCaptures::None)
             .nfa_size_limit(Some(MAX_NFA_BYTES));
         let nfa = NFA::compiler().configure(config).build_from_hir(hir);
-        nfa.map_err(|error| error.to_string())
+        nfa.map_err(|error| too_large(&error))
     };
     let dfa = |config, nfa| {
         let dfa = DFA::builder().configure(config).build_from_nfa(nfa);
-        dfa.map_err(|error| error.to_string())
+        dfa.map_err(|error| too_large(&error))
     };
     let config = DfaConfig::new().cache_capacity(DFA_CACHE_BYTES);
     let forward = dfa(config.clone(), nfa(false)?)?;
@@ -321,7 +341,12 @@ fn build(hir: &Hir) -> std::result::Result<Regex, String> {
 
 /// Parses an expression, whose letters are insensitive to case unless its flags say otherwise. Returns also
 /// whether it has an upper case letter that stands for itself.
-fn parse(pattern: &str, is_insensitive: bool) -> Result<(Hir, bool)> {
+fn parse(
+    pattern: &str,
+    is_insensitive: bool,
+    goes_on: &mut dyn FnMut() -> Result<()>,
+) -> Result<(Hir, bool)> {
+    goes_on()?;
     let failed = |why: &dyn std::fmt::Display, offset: usize| {
         let before = pattern.get(..offset).unwrap_or(pattern).chars().count();
         let text = format!("the pattern cannot be read at character {before}: {why}");
@@ -337,6 +362,7 @@ fn parse(pattern: &str, is_insensitive: bool) -> Result<(Hir, bool)> {
         has_upper: false,
     };
     ascii.apply(&mut ast);
+    goes_on()?;
     let hir = regex_syntax::hir::translate::TranslatorBuilder::new()
         .utf8(false)
         .multi_line(true)
@@ -545,7 +571,7 @@ mod tests {
     use super::*;
 
     fn found(pattern: &str, options: Options, text: &[u8]) -> Vec<Range<usize>> {
-        let mut searcher = Searcher::new(pattern, options).unwrap();
+        let mut searcher = Searcher::new(pattern, options, &mut || Ok(())).unwrap();
         let (mut found, mut from) = (Vec::new(), 0);
         while let Some(range) = searcher
             .find(text, from, text.len(), &mut || Ok(()))
@@ -647,7 +673,7 @@ mod tests {
             (r"\p{Greek}", 0),
             ("(?<x", 0),
         ] {
-            let Err(mut error) = Searcher::new(pattern, Options::default()) else {
+            let Err(mut error) = Searcher::new(pattern, Options::default(), &mut || Ok(())) else {
                 panic!("{pattern}")
             };
             let details = error.take_details();
@@ -657,9 +683,12 @@ mod tests {
             );
         }
         let deep = "(".repeat(1000) + &")".repeat(1000);
-        for pattern in ["", "a\\nb", r"(\w{1000}){1000}", &"a".repeat(40_000), &deep] {
+        for pattern in ["", &"a".repeat(40_000)] {
+            assert!(Searcher::compiling_bytes(pattern).is_err());
+        }
+        for pattern in ["a\\nb", r"(\w{1000}){1000}", &deep] {
             assert!(
-                Searcher::new(pattern, Options::default()).is_err(),
+                Searcher::new(pattern, Options::default(), &mut || Ok(())).is_err(),
                 "{pattern:.20}"
             );
         }
@@ -669,7 +698,7 @@ mod tests {
     fn a_search_is_looked_after_whatever_it_finds() {
         // No match, one in each line, and lines that have what a match needs.
         for (pattern, least) in [("[ab]c", 30), ("a[ab]", 30), ("[^b]aba[^a]", 60)] {
-            let mut searcher = Searcher::new(pattern, Options::default()).unwrap();
+            let mut searcher = Searcher::new(pattern, Options::default(), &mut || Ok(())).unwrap();
             let text = b"abababababababa\n".repeat(64);
             let (mut ticks, mut from) = (0, 0);
             let mut tick = || {

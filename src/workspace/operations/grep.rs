@@ -7,7 +7,7 @@ use std::ops::Range;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
-use crate::client::{Disconnected, Stopped};
+use crate::client::{Disconnected, Interrupt, Stopped};
 use crate::error::{Error, Kind, Result};
 use crate::files::name::{FilePath, show};
 use crate::files::search::{
@@ -17,6 +17,7 @@ use crate::files::text::is_binary;
 use crate::files::{FileKind, FileVersion, SkipReason};
 use crate::limits::ledger::{Charge, Item};
 use crate::logging;
+use crate::threads::places::Places;
 use crate::threads::priority::{BackgroundThread, BackgroundTurn, run_with_turn};
 use crate::workspace::lease::{Lease, Workspace};
 
@@ -43,6 +44,12 @@ const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// The buffer for files. One of ordinary size is read by one call.
 const BUFFER_BYTES: usize = 256 * 1024;
+
+/// Whoever compiles an expression: it takes much memory for a moment, and nothing ends it in between.
+static COMPILING: Places = Places::new(MOST_COMPILING);
+
+/// How many expressions are compiled at a time, each for another tenant.
+const MOST_COMPILING: usize = 4;
 
 /// What to search for, and where.
 pub struct Grep {
@@ -146,13 +153,23 @@ impl Workspace {
     ///
     /// # Errors
     /// `Invalid`, with the `offset` in a pattern that cannot be read; `NotFound`; `Forbidden`;
-    /// `NotRegular`; `OverLimit`; `NoThreads`.
-    pub fn prepare_grep(&self, grep: Grep) -> Result<PreparedGrep> {
-        let plan = self.plan_grep(grep)?;
+    /// `NotRegular`; `OverLimit`; `NoThreads`; or it was interrupted.
+    pub fn prepare_grep(
+        &self,
+        grep: Grep,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<PreparedGrep, Stopped> {
+        let (mut grep, mut plan) = (Some(grep), Err(Stopped::Due));
+        self.work(interrupt, &mut |interrupt| {
+            if let Some(grep) = grep.take() {
+                plan = self.plan_grep(grep, interrupt);
+            }
+            Ok(())
+        })?;
         Ok(PreparedGrep {
+            plan: plan?,
             lease: self.share()?,
             thread: BackgroundThread::start(&self.background)?,
-            plan,
         })
     }
 
@@ -165,18 +182,24 @@ impl Workspace {
         grep: Grep,
         sink: &mut dyn GrepSink,
     ) -> std::result::Result<Summary, Stopped> {
-        let mut plan = Some(self.plan_grep(grep)?);
+        let mut grep = Some(grep);
         // Stays so only if there is no thread.
         let mut summary = Err(Stopped::Due);
-        run_with_turn(&self.background, &mut |turn| {
-            if let Some(plan) = plan.take() {
-                summary = self.grep(plan, turn, sink);
+        run_with_turn(&self.background, &mut |mut turn| {
+            if let Some(grep) = grep.take() {
+                let looks = &mut Looks(&mut turn, sink);
+                let plan = self.plan_grep(grep, looks);
+                summary = plan.and_then(|plan| self.grep(plan, turn, sink));
             }
         })?;
         summary
     }
 
-    fn plan_grep(&self, grep: Grep) -> Result<Plan> {
+    fn plan_grep(
+        &self,
+        grep: Grep,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<Plan, Stopped> {
         let within = |name: &str, value: Option<u64>, range: Range<u64>, default: u64| match value {
             Some(value) if !range.contains(&value) => Err(Error::invalid(format!(
                 "{name} is {value}; it takes a whole number from {} to {}",
@@ -200,9 +223,21 @@ impl Workspace {
         )?;
         let max = 1..MAX_FILE_BYTES + 1;
         let max_file_bytes = within("max_file_bytes", grep.max_file_bytes, max, FILE_BYTES)?;
-        let base_charge = SEARCHER_BYTES + grep.globs.size();
-        let charge = self.ledger.charge(Item::Responses, base_charge)?;
-        let searcher = Searcher::new(&grep.pattern, grep.options)?;
+        let compiling = Searcher::compiling_bytes(&grep.pattern)?;
+        let globs = grep.globs.size();
+        // While it waits.
+        let bytes = globs + grep.pattern.len();
+        let charge = self.ledger.charge(Item::Responses, bytes);
+        let mut charge = charge.map_err(Error::from)?;
+        let searcher = {
+            let _own = self.background.alone.take(interrupt)?;
+            charge.set(bytes + compiling).map_err(Error::from)?;
+            let _place = COMPILING.take(interrupt)?;
+            let mut goes_on = || self.check_open();
+            Searcher::new(&grep.pattern, grep.options, &mut goes_on)?
+        };
+        charge.set(globs + SEARCHER_BYTES).map_err(Error::from)?;
+        interrupt.check()?;
         let files = self.files()?;
         // A file is no directory, and is opened; the others tell why they cannot be walked through.
         match files.walk(&grep.path, Filter::default(), None, &self.ledger) {
@@ -526,6 +561,15 @@ impl Search {
             at = beyond.unwrap_or(end + 1);
         }
         Ok(())
+    }
+}
+
+/// Gives way as [`give_way`] does, whenever it is asked.
+struct Looks<'a>(&'a mut BackgroundTurn, &'a mut dyn GrepSink);
+
+impl Interrupt for Looks<'_> {
+    fn check(&mut self) -> std::result::Result<(), Stopped> {
+        give_way(self.0, self.1)
     }
 }
 

@@ -967,3 +967,118 @@ fn long_work_on_files_takes_one_processor_and_ends_with_its_sandbox() {
         }
     });
 }
+
+/// Many clients of a sandbox that send the same request again and again.
+struct Crowd<'a> {
+    method: &'a str,
+    route: &'a str,
+    body: &'a [u8],
+}
+
+impl Crowd<'_> {
+    const CLIENTS: usize = 200;
+
+    /// Lets them ask until the server has used some time for it, and deletes the sandbox while their requests go on. Together
+    /// they get one processor and little memory, and all of it ends at once.
+    #[track_caller]
+    fn expect_modesty(&self, server: &Server, sandbox: Sandbox<'_>) {
+        let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+        let pid = server.inner_pid();
+        let used = || cpu_time_of(pid);
+        let request = format!(
+            "{} {} HTTP/1.1\r\nHost: x\r\nX-Sandbox-Token: {}\r\nConnection: close\r\nContent-Type: application/json\r\n\
+             Accept: application/json, text/event-stream\r\nContent-Length: {}\r\n\r\n",
+            self.method,
+            sandbox.target(self.route),
+            sandbox.token,
+            self.body.len()
+        );
+        let request = [request.as_bytes(), self.body].concat();
+        let is_over = AtomicBool::new(false);
+        let peak = || memory_of(pid, "VmHWM") >> 20;
+        let (first, limit) = (peak(), Duration::from_secs(3));
+        let (took, ended) = std::thread::scope(|scope| {
+            let (begun, before) = (Instant::now(), used());
+            let ask = || {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        let mut socket = std::net::TcpStream::connect(server.address).unwrap();
+                        // It may be refused before all of it is sent.
+                        let _ = socket.write_all(&request);
+                        let _ = std::io::copy(&mut socket, &mut std::io::sink());
+                    }
+                })
+            };
+            let clients: Vec<_> = (0..Self::CLIENTS).map(|_| ask()).collect();
+            wait_until("they have used some time", 6 * PATIENCE, || {
+                used() >= before + limit
+            });
+            let took = begun.elapsed();
+            is_over.store(true, Ordering::Relaxed);
+            let begun = Instant::now();
+            // To remove the files may take longer.
+            let target = format!("/v1/sandboxes/{}", sandbox.id);
+            scope.spawn(move || assert_eq!(server.delete(&target).status, 200));
+            clients
+                .into_iter()
+                .for_each(|client| client.join().unwrap());
+            (took, begun.elapsed())
+        });
+        let grown = peak() - first;
+        let route = self.route;
+        assert!(grown < 200, "{route}: {grown} MiB more");
+        assert!(ended < PROMPT, "{route}: it ended after {ended:?}");
+        assert!(
+            took >= limit.mul_f64(0.75),
+            "{route}: more than one: {took:?}"
+        );
+    }
+}
+
+#[test]
+fn figures_of_a_large_home_take_one_processor_and_little_memory() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let long = "x".repeat(245);
+    let touch = format!("seq -f '%05g{long}' 8000 | xargs touch");
+    let made = sandbox.exec(&json!({ "cmd": touch }));
+    assert_eq!(made.code(), Some(0));
+    Crowd {
+        method: "GET",
+        route: "metrics?disk=1",
+        body: b"",
+    }
+    .expect_modesty(&server, sandbox);
+}
+
+#[test]
+fn large_expressions_take_one_processor_and_little_memory() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let letter = |at: usize| char::from(b'a' + u8::try_from(at % 26).unwrap());
+    let alternative = |at: usize| {
+        let letters = (0..6).map(|index| letter(at * 7 + index));
+        letters.chain(".{1,3}|".chars()).collect::<String>()
+    };
+    let pattern: String = (0..2450).map(alternative).collect();
+    let grep =
+        json!({ "path": "f", "pattern": pattern + "x", "case": "insensitive", "word": true });
+    let call = json!({
+        "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": { "name": "grep", "arguments": grep },
+    });
+    for (route, body) in [("files/grep", grep), ("mcp", call)] {
+        let sandbox = server.sandbox();
+        sandbox.sh("echo a > f");
+        Crowd {
+            method: "POST",
+            route,
+            body: body.to_string().as_bytes(),
+        }
+        .expect_modesty(&server, sandbox);
+    }
+}
