@@ -93,7 +93,6 @@ impl Workspace {
             .ledger
             .charge(Item::Responses, bytes.sum())
             .map_err(Error::from)?;
-        check_paths(&mut files)?;
         let mut walked = Ok((0, SkipList::default()));
         run_in_background(&self.background, interrupt, &mut |interrupt| {
             walked = self.compare_tree(&tree, &mut files, interrupt);
@@ -119,6 +118,11 @@ impl Workspace {
         files: &mut [ClientFile],
         interrupt: &mut dyn Interrupt,
     ) -> std::result::Result<(u64, SkipList), Stopped> {
+        {
+            // Paths of many megabytes may be much alike.
+            let _own = self.background.alone.take(interrupt)?;
+            check_paths(files)?;
+        }
         let mut extra = 0;
         let mut skipped = SkipList::default();
         let mut passed = 0_u64;
