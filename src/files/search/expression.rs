@@ -36,7 +36,7 @@ pub const SEARCHER_BYTES: usize = 2 * (MAX_NFA_BYTES + DFA_CACHE_BYTES);
 
 /// What compiling takes besides for each byte of the pattern, at most: each letter of a pattern that is insensitive to case
 /// becomes a class.
-const COMPILING_BYTES: usize = 700;
+const COMPILING_BYTES: usize = 1200;
 
 /// Bytes that an automaton searches before the client is looked at. Few: a byte that makes a new state of a large
 /// expression takes a tenth of a millisecond. Fewer in unit tests, so that they see many pieces.
