@@ -84,7 +84,7 @@ impl Root {
         Description {
             followed: self.followed(directory, name, &entry),
             entry,
-            attributes: attributes_at(directory, name, prefix),
+            attributes: attributes_at(directory, name, prefix, MAX_SHOWN_BYTES),
         }
     }
 
@@ -104,9 +104,14 @@ impl Root {
     }
 }
 
-/// The attributes of a name in a directory. What cannot be read is left out: few file systems lack them, and nobody
+/// The attributes of a name in a directory, as far as they have `room`. What cannot be read is left out: few file systems lack them, and nobody
 /// can have set any there.
-fn attributes_at(directory: BorrowedFd<'_>, name: &[u8], prefix: &str) -> Vec<Attribute> {
+pub(super) fn attributes_at(
+    directory: BorrowedFd<'_>,
+    name: &[u8],
+    prefix: &str,
+    mut room: usize,
+) -> Vec<Attribute> {
     // The kernel has no such call that takes a directory before Linux 6.13.
     let mut path = format!("/proc/self/fd/{}/", directory.as_raw_fd()).into_bytes();
     path.extend_from_slice(name);
@@ -119,7 +124,6 @@ fn attributes_at(directory: BorrowedFd<'_>, name: &[u8], prefix: &str) -> Vec<At
             name: String::from_utf8(name.to_vec()).ok()?,
         })
     };
-    let mut room = MAX_SHOWN_BYTES;
     let fits = |attribute: &Attribute| {
         let bytes = attribute.name.len() + attribute.value.len();
         let fits = bytes <= room;

@@ -27,7 +27,7 @@ use super::beneath::Resolver;
 use super::condition::Patient;
 use super::name::FilePath;
 use super::{
-    DiskUse, FileKind, Files, Overwrite, Page, Root, Unpacking, Upload, make_home, remove_home,
+    DiskUse, FileKind, Files, Kept, Overwrite, Page, Root, Unpacking, Upload, make_home, remove_home,
 };
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind};
@@ -821,7 +821,7 @@ fn nobody_replaces_a_file_in_the_turn_of_another_request() {
             strip: 0,
             overwrite: Overwrite::Replace,
             dry_run: false,
-            owners: false,
+            kept: Kept::Files,
             make_parents: true,
             max_bytes: 1,
             max_files: 9,
@@ -829,7 +829,7 @@ fn nobody_replaces_a_file_in_the_turn_of_another_request() {
         let ledger = crate::limits::ledger::Budget::new(1 << 30).whole();
         let files = root.files()?;
         files
-            .unpack(&path("."), options, archive.as_slice(), &ledger)
+            .unpack(&path("."), options, &mut archive.as_slice(), &ledger)
             .map(drop)
     };
     let acts: [(&str, &(dyn Fn() -> Outcome + Sync)); 4] = [

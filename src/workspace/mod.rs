@@ -16,10 +16,10 @@ mod watches;
 pub use content::{Content, Span};
 pub use lease::{Lease, Needs, Workspace};
 pub use operations::{
-    AttachSpec, Attachment, ClientFile, Compared, EditRequest, Edited, FileChange, FilePart,
-    FileState, FileWrite, Glob, Globbed, Grep, GrepSink, Kinds, MAX_ARCHIVE_FILES, Match, Patched,
-    SignalGroup, SortKey, SortOrder, Summary, Venv, ViewerEvent,
+    Archive, AttachSpec, Attachment, ClientFile, Compared, EditRequest, Edited, FileChange,
+    FilePart, FileState, FileWrite, Glob, Globbed, Grep, GrepSink, Kinds, MAX_ARCHIVE_FILES, Match,
+    Patched, SignalGroup, SortKey, SortOrder, Summary, Venv, ViewerEvent,
 };
-pub use upload::{GunzipSource, MemorySource, UploadSource};
+pub use upload::{GunzipSource, MemorySource, UploadReader, UploadSource};
 pub use view::{CommandView, below};
 pub use watches::{Lasting, WatchSubscriber};

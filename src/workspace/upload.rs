@@ -248,7 +248,7 @@ fn wait_for_room(upload: &Upload<'_>, client: &mut dyn Peer) -> Result<()> {
 
 /// What a client sends, as a buffered reader that gives way to others each time that it is asked for bytes: what
 /// becomes of them may cost much. Why the source broke off is kept.
-pub(super) struct UploadReader<'s, S: UploadSource> {
+pub struct UploadReader<'s, S: UploadSource> {
     source: &'s mut S,
     turn: BackgroundTurn,
     client: WhileConnected,
@@ -259,7 +259,8 @@ pub(super) struct UploadReader<'s, S: UploadSource> {
 }
 
 impl<'s, S: UploadSource> UploadReader<'s, S> {
-    pub(super) fn new(source: &'s mut S, work: &Arc<BackgroundWork>, ledger: &Arc<Ledger>) -> Self {
+    /// What `source` sends, charged to a ledger.
+    pub fn new(source: &'s mut S, work: &Arc<BackgroundWork>, ledger: &Arc<Ledger>) -> Self {
         let charge = ledger.charge_up_to(Item::Bodies, READ_BYTES, LEAST_READ_BYTES);
         Self {
             turn: BackgroundTurn::of_this_thread(work),
@@ -273,7 +274,7 @@ impl<'s, S: UploadSource> UploadReader<'s, S> {
     }
 
     /// Why the source broke off, if it did.
-    pub(super) fn take_error(&mut self) -> Option<S::Error> {
+    pub fn take_error(&mut self) -> Option<S::Error> {
         self.error.take()
     }
 

@@ -8,11 +8,13 @@ use crate::client::{Client, Disconnected, check_peer, send_all_within};
 use crate::codec::query::Query;
 use crate::error::Result;
 use crate::files::search::{Filter, Matcher};
-use crate::files::{BrokenOff, Overwrite, Packed, Packing, SENT_BYTES, Sink, Unpacking};
+use crate::files::{
+    BrokenOff, Extent, Kept, Overwrite, Packed, Packing, SENT_BYTES, Sink, Unpacking,
+};
 use crate::http::stream::{SEND_LIMIT, StreamClient, StreamWriter};
 use crate::http::{Body, Response};
 use crate::logging;
-use crate::workspace::{MAX_ARCHIVE_FILES, Workspace};
+use crate::workspace::{Archive, MAX_ARCHIVE_FILES, Workspace};
 
 /// The values of `overwrite`.
 const OVERWRITES: [(&str, Overwrite); 3] = [
@@ -24,27 +26,37 @@ const OVERWRITES: [(&str, Overwrite); 3] = [
 /// `GET files/archive`.
 pub(super) fn pack(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let query = &call.query;
-    let formats = [("tar", false), ("tar.gz", true)];
     let path = path(query, "path")?;
     let packing = Packing {
         filter: filter(query)?,
-        is_compressed: query.choice("format", &formats)?.unwrap_or(false),
+        is_compressed: is_compressed(query)?,
         fails: query
             .choice("errors", &[("skip", false), ("fail", true)])?
             .unwrap_or(false),
+        extent: Extent::Files,
         newer_than: query.number("newer_than_ms")?.map(u64::cast_signed),
     };
-    let kind = if packing.is_compressed {
+    Ok(send(call, workspace.pack_archive(&path, packing)?))
+}
+
+/// Whether an archive is asked for that is compressed.
+pub(super) fn is_compressed(query: &Query) -> Result<bool> {
+    let formats = [("tar", false), ("tar.gz", true)];
+    Ok(query.choice("format", &formats)?.unwrap_or(false))
+}
+
+/// The answer with an archive.
+pub(super) fn send(call: &Call<'_, '_>, archive: Archive) -> Response {
+    let kind = if archive.is_compressed() {
         "application/gzip"
     } else {
         "application/x-tar"
     };
-    let archive = workspace.pack_archive(&path, packing)?;
     let ping_interval = call.ping_interval();
     let body = Body::Stream(Box::new(move |stream: &mut StreamWriter| {
         stream.cover(SENT_BYTES);
         let mut client = StreamClient::new(stream, b"", ping_interval);
-        if let Err(why) = archive.send(&mut ToClient(&mut client), report) {
+        if let Err(why) = archive.send(&mut ToClient(&mut client), &report) {
             if let BrokenOff::Failed(error) = why {
                 logging::debug(format_args!("an archive was broken off: {error}"));
             }
@@ -53,7 +65,7 @@ pub(super) fn pack(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
             stream.break_off();
         }
     }));
-    Ok(Response::new(200, body).with_header("Content-Type", kind))
+    Response::new(200, body).with_header("Content-Type", kind)
 }
 
 fn filter(query: &Query) -> Result<Filter> {
@@ -101,7 +113,11 @@ pub(super) fn unpack(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
             .choice("overwrite", &OVERWRITES)?
             .unwrap_or(Overwrite::Replace),
         dry_run: query.flag("dry_run")?,
-        owners: query.flag("owners")?,
+        kept: if query.flag("owners")? {
+            Kept::Owners
+        } else {
+            Kept::Files
+        },
         make_parents: query.optional_flag("mkdir")?.unwrap_or(true),
         max_bytes: query.number("max_bytes")?.unwrap_or(u64::MAX),
         max_files: query.number("max_files")?.unwrap_or(MAX_ARCHIVE_FILES),

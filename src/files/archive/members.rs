@@ -16,6 +16,7 @@ use super::pax::{Records, Sparse, decimal};
 use crate::codec::gzip::{self, DECODER_BYTES, Decoder};
 use crate::error::{Error, Kind, Result};
 use crate::files::SkipReason;
+use crate::files::describe::Attribute;
 use crate::limits::ledger::Charge;
 
 /// Most bytes of the pax headers and long names of one member.
@@ -72,6 +73,8 @@ pub(super) struct Member {
     pub(super) modified: Time,
     /// Bytes of the content, holes included.
     pub(super) size: u64,
+    /// Extended attributes.
+    pub(super) attributes: Vec<Attribute>,
 }
 
 /// An archive that is being read.
@@ -191,6 +194,7 @@ impl<R: BufRead> Members<R> {
                     self.global.link = None;
                     self.global.size = None;
                     self.global.sparse = Sparse::default();
+                    self.global.attributes = Vec::new();
                     records = self.global.clone();
                     is_extended = false;
                 }
@@ -209,7 +213,9 @@ impl<R: BufRead> Members<R> {
 
     /// Puts together what a header and its extensions say.
     fn member(&mut self, header: &Header, records: Records, block: &Block) -> Result<Member> {
-        let Records { sparse, .. } = records;
+        let Records {
+            sparse, attributes, ..
+        } = records;
         let path = sparse.name.or(records.path);
         let name = path.unwrap_or_else(|| header.name.clone());
         let kind = match header.typeflag {
@@ -266,6 +272,7 @@ impl<R: BufRead> Members<R> {
             gid: records.gid.unwrap_or(header.gid),
             modified: records.modified.unwrap_or(of_header),
             size,
+            attributes,
         })
     }
 

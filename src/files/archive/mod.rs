@@ -10,6 +10,7 @@ mod attributes;
 #[cfg(test)]
 mod fuzz;
 mod header;
+mod input;
 mod known;
 mod members;
 mod pack;
@@ -19,8 +20,9 @@ mod staging;
 mod unpack;
 mod write;
 
-pub use pack::{BrokenOff, Packed, Packing, SENT_BYTES, Sink, Source};
-pub use unpack::{Overwrite, Unpacked, Unpacking};
+pub use input::Input;
+pub use pack::{BrokenOff, Extent, Packed, Packing, SENT_BYTES, Sink, Source};
+pub use unpack::{Kept, Overwrite, Unpacked, Unpacking};
 
 use crate::files::skip::{MAX_SKIPPED_NAMES, SkipReason};
 

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use nix::errno::Errno;
@@ -16,18 +16,20 @@ use nix::fcntl::OFlag;
 use nix::sys::stat::{FileStat, fstat};
 
 use super::header::{BLOCK, Time};
+use super::pax::is_kept;
 use super::write::{MemberHeader, append_member, append_report};
 use super::{MAX_SKIPPED_NAMES, Skipped};
 use crate::client::Disconnected;
 use crate::codec::gzip::{ENCODER_BYTES, Encoder, Level};
 use crate::error::{Error, Kind, Result};
 use crate::files::SkipReason;
+use crate::files::describe::{Attribute, attributes_at};
 use crate::files::entry::{FileKind, link_target, modified_ms, size};
 use crate::files::name::FilePath;
 use crate::files::root::Root;
 use crate::files::search::{Filter, Found, Visit};
 use crate::limits::ledger::{Charge, Item, Ledger};
-use crate::sys::proc;
+use crate::sys::{IDS_OF_SANDBOX, proc};
 
 /// Bytes that are read of a file, and sent, at a time.
 const PIECE_BYTES: usize = 128 * 1024;
@@ -37,6 +39,9 @@ pub const SENT_BYTES: usize = 2 * PIECE_BYTES;
 
 /// Most files with several names whose first name is remembered. Of more, each name is a file of its own.
 const MAX_HARD_LINKS: usize = 1 << 16;
+
+/// Most bytes of the extended attributes of a file, names and values.
+const MAX_ATTRIBUTE_BYTES: usize = 512 << 10;
 
 /// What remembering one takes besides the name.
 const HARD_LINK_BYTES: usize = 128;
@@ -52,6 +57,18 @@ pub enum Source {
     File(Vec<u8>, File),
 }
 
+/// What is packed of files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// Content and attributes that everybody understands.
+    Files,
+    /// All of the root of a machine: named pipes and extended attributes, too.
+    Root,
+    /// The same of what everybody on the machine may read, for a private root: bits of the mode that give rights are kept
+    /// where root has given them to everybody, and owners whom no private root has are its root.
+    PublicRoot,
+}
+
 pub struct Packing {
     /// What is left out.
     pub filter: Filter,
@@ -59,6 +76,7 @@ pub struct Packing {
     pub is_compressed: bool,
     /// Whether the archive breaks off at what cannot be packed.
     pub fails: bool,
+    pub extent: Extent,
     /// Files and links that were not modified after this time are left out: milliseconds since 1970.
     pub newer_than: Option<i64>,
 }
@@ -127,7 +145,10 @@ struct Writer<'a> {
     plain: Vec<u8>,
     buffer: Vec<u8>,
     fails: bool,
+    extent: Extent,
     newer_than: Option<i64>,
+    /// The extended attributes of the next member.
+    attributes: Vec<Attribute>,
     done: Packed,
     /// The first name of each file that has several.
     names: HashMap<(u64, u64), Vec<u8>>,
@@ -166,7 +187,7 @@ impl Root {
         packing: Packing,
         ledger: &Arc<Ledger>,
         sink: &mut dyn Sink,
-        describe: impl FnOnce(&Packed) -> Vec<u8>,
+        describe: &dyn Fn(&Packed) -> Vec<u8>,
     ) -> Outcome {
         let memory = 3 * PIECE_BYTES
             + SENT_BYTES
@@ -188,7 +209,9 @@ impl Root {
             plain: Vec::new(),
             buffer: vec![0; PIECE_BYTES + 1],
             fails: packing.fails,
+            extent: packing.extent,
             newer_than: packing.newer_than,
+            attributes: Vec::new(),
             done: Packed::default(),
             names: HashMap::new(),
             names_charge: charge(ledger, 0)?,
@@ -205,42 +228,100 @@ impl Root {
             Source::Directory(directory) => directory,
         };
         let top = fstat(&directory).map_err(unreadable)?;
+        let of_top = writer.attributes_of(directory.as_fd(), b".");
         let walk = self.walk_in(directory, packing.filter, None, ledger)?;
         let mut walk = walk.map_err(unreadable)?;
         while let Some(visit) = walk.next()? {
             match visit {
-                Visit::Entry(found) => writer.entry(&found)?,
+                Visit::Entry(found) => {
+                    if !writer.entry(&found)? {
+                        walk.skip_contents();
+                    }
+                }
                 Visit::Passed => writer.sink.look()?,
                 Visit::Unreadable(path, errno) => writer.skip(path, SkipReason::of(errno))?,
             }
         }
+        writer.attributes = of_top;
         writer.finish(Some(&top), describe)
     }
 }
 
 impl Writer<'_> {
-    fn entry(&mut self, found: &Found<'_>) -> Outcome {
+    /// Packs what the walk has found. False if the walk is to leave out what is in it.
+    fn entry(&mut self, found: &Found<'_>) -> std::result::Result<bool, BrokenOff> {
         self.unlooked += 1;
         if self.unlooked > NAMES_BETWEEN_LOOKS {
             self.unlooked = 0;
             self.sink.look()?;
         }
+        let is_directory = found.kind == FileKind::Directory;
+        let is_open = |status: FileStat| status.st_mode & 0o005 == 0o005;
+        if self.is_public() && is_directory && !found.status().is_ok_and(is_open) {
+            self.skip(found.path, SkipReason::Permission)?;
+            return Ok(false);
+        }
+        self.attributes = match found.kind {
+            FileKind::Regular | FileKind::Directory => {
+                self.attributes_of(found.directory.as_fd(), found.name)
+            }
+            _ => Vec::new(),
+        };
         let packed = match found.kind {
             FileKind::Regular => self.opened(found),
             FileKind::Directory => self.directory(found),
             FileKind::Link => self.link(found),
-            FileKind::Pipe => return self.skip(found.path, SkipReason::Fifo),
-            FileKind::Socket => return self.skip(found.path, SkipReason::Socket),
+            FileKind::Pipe if self.extent == Extent::Root => self.pipe(found),
+            FileKind::Pipe => Ok(self.skip(found.path, SkipReason::Fifo)?),
+            FileKind::Socket => Ok(self.skip(found.path, SkipReason::Socket)?),
             FileKind::CharacterDevice | FileKind::BlockDevice => {
-                return self.skip(found.path, SkipReason::Device);
+                Ok(self.skip(found.path, SkipReason::Device)?)
             }
         };
         match packed {
             // Removed since it was found.
-            Ok(()) | Err(PackError::Errno(Errno::ENOENT)) => Ok(()),
-            Err(PackError::Errno(errno)) => self.skip(found.path, SkipReason::of(errno)),
-            Err(PackError::BrokenOff(why)) => Err(why),
+            Ok(()) | Err(PackError::Errno(Errno::ENOENT)) => {}
+            Err(PackError::Errno(errno)) => self.skip(found.path, SkipReason::of(errno))?,
+            Err(PackError::BrokenOff(why)) => return Err(why),
         }
+        Ok(true)
+    }
+
+    fn is_public(&self) -> bool {
+        self.extent == Extent::PublicRoot
+    }
+
+    /// The header of a file.
+    fn header<'a>(&self, path: &'a [u8], status: &FileStat) -> MemberHeader<'a> {
+        let mut entry = MemberHeader::of(path, status);
+        if self.is_public() {
+            for id in [&mut entry.uid, &mut entry.gid] {
+                *id = if *id < IDS_OF_SANDBOX.into() { *id } else { 0 };
+            }
+            if status.st_uid != 0 || status.st_mode & 0o001 == 0 {
+                entry.mode &= 0o1777;
+            }
+        }
+        entry
+    }
+
+    /// The extended attributes of a file, if those are packed.
+    fn attributes_of(&self, directory: BorrowedFd<'_>, name: &[u8]) -> Vec<Attribute> {
+        if self.extent == Extent::Files {
+            return Vec::new();
+        }
+        let mut all = attributes_at(directory, name, "", MAX_ATTRIBUTE_BYTES);
+        all.retain(|own| is_kept(&own.name) && !own.name.contains('='));
+        all
+    }
+
+    fn pipe(&mut self, found: &Found<'_>) -> std::result::Result<(), PackError> {
+        let status = found.status()?;
+        let mut entry = self.header(found.path, &status);
+        entry.typeflag = b'6';
+        append_member(&mut self.plain, &entry);
+        self.done.files += 1;
+        Ok(self.flush_if_full()?)
     }
 
     fn opened(&mut self, found: &Found<'_>) -> std::result::Result<(), PackError> {
@@ -250,6 +331,9 @@ impl Writer<'_> {
             // Replaced since it was found.
             return Err(Errno::ENOENT.into());
         }
+        if self.is_public() && status.st_mode & 0o004 == 0 {
+            return Err(Errno::EACCES.into());
+        }
         Ok(self.file(found.path, &status, file)?)
     }
 
@@ -258,7 +342,7 @@ impl Writer<'_> {
             return Ok(());
         }
         let promised = size(status);
-        let mut entry = MemberHeader::of(path, status);
+        let mut entry = self.header(path, status);
         let identity = (status.st_dev, status.st_ino);
         if let Some(first) = self.names.get(&identity) {
             let entry = MemberHeader {
@@ -275,6 +359,7 @@ impl Writer<'_> {
         }
         entry.typeflag = b'0';
         entry.size = promised;
+        entry.attributes = &self.attributes;
         append_member(&mut self.plain, &entry);
         self.done.files += 1;
         self.done.bytes += promised;
@@ -334,8 +419,9 @@ impl Writer<'_> {
         }
         let status = found.status()?;
         let path = [found.path, b"/"].concat();
-        let mut entry = MemberHeader::of(&path, &status);
+        let mut entry = self.header(&path, &status);
         entry.typeflag = b'5';
+        entry.attributes = &self.attributes;
         append_member(&mut self.plain, &entry);
         self.done.directories += 1;
         Ok(self.flush_if_full()?)
@@ -347,7 +433,7 @@ impl Writer<'_> {
             return Ok(());
         }
         let target = link_target(found.directory, found.name)?;
-        let mut entry = MemberHeader::of(found.path, &status);
+        let mut entry = self.header(found.path, &status);
         entry.typeflag = b'2';
         entry.link = &target;
         append_member(&mut self.plain, &entry);
@@ -384,17 +470,14 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn finish(
-        mut self,
-        top: Option<&FileStat>,
-        describe: impl FnOnce(&Packed) -> Vec<u8>,
-    ) -> Outcome {
+    fn finish(mut self, top: Option<&FileStat>, describe: &dyn Fn(&Packed) -> Vec<u8>) -> Outcome {
         // Python takes a global header without a member after it for a broken archive. The one that does no
         // harm is the directory itself.
         if let Some(top) = top {
             append_report(&mut self.plain, &describe(&self.done));
-            let mut entry = MemberHeader::of(b"./", top);
+            let mut entry = self.header(b"./", top);
             entry.typeflag = b'5';
+            entry.attributes = &self.attributes;
             append_member(&mut self.plain, &entry);
         }
         let end = self.plain.len() + 2 * BLOCK;
@@ -460,6 +543,7 @@ impl<'a> MemberHeader<'a> {
                 seconds: status.st_mtime,
                 nanoseconds: u32::try_from(status.st_mtime_nsec).unwrap_or(0),
             },
+            attributes: &[],
         }
     }
 }
@@ -514,7 +598,9 @@ mod tests {
             plain: Vec::new(),
             buffer: vec![0; PIECE_BYTES + 1],
             fails: false,
+            extent: Extent::Files,
             newer_than: None,
+            attributes: Vec::new(),
             done: Packed::default(),
             names: HashMap::new(),
             names_charge: charge(ledger, 0).unwrap(),

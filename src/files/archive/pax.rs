@@ -1,6 +1,7 @@
 //! Pax extended headers (POSIX.1-2017, pax): records of what does not fit into a header block.
 
 use super::header::{Malformed, Time};
+use crate::files::describe::Attribute;
 
 /// What extended headers say about a member. Unknown records are ignored.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -11,6 +12,8 @@ pub(super) struct Records {
     pub(super) uid: Option<u64>,
     pub(super) gid: Option<u64>,
     pub(super) modified: Option<Time>,
+    /// Extended attributes that [are kept](is_kept).
+    pub(super) attributes: Vec<Attribute>,
     pub(super) sparse: Sparse,
 }
 
@@ -24,6 +27,19 @@ pub(super) struct Sparse {
     pub(super) size: Option<u64>,
     /// 0.0 and 0.1: offsets and lengths, in turn.
     pub(super) map: Vec<u64>,
+}
+
+/// How the keys of extended attributes begin.
+pub(super) const ATTRIBUTE: &str = "SCHILY.xattr.";
+
+/// Most extended attributes of a member.
+const MAX_ATTRIBUTES: usize = 1024;
+
+/// Whether an extended attribute goes with its file. Others belong to the machine that the file is on: to its overlays
+/// (`trusted.`, `user.overlay.`), or to a policy of its own.
+pub(super) fn is_kept(name: &str) -> bool {
+    let is_own = name.starts_with("user.") && !name.starts_with("user.overlay.");
+    is_own || name == "security.capability"
 }
 
 /// Most numbers of such a map.
@@ -88,8 +104,27 @@ impl Records {
                 let number = decimal(value).filter(|_| is_next);
                 self.sparse.map.push(number.ok_or_else(wrong)?);
             }
-            _ => {}
+            key => {
+                if let Ok(key) = std::str::from_utf8(key)
+                    && let Some(name) = key.strip_prefix(ATTRIBUTE)
+                    && is_kept(name)
+                {
+                    self.set_attribute(name, value)?;
+                }
+            }
         }
+        Ok(())
+    }
+
+    fn set_attribute(&mut self, name: &str, value: &[u8]) -> Result<(), Malformed> {
+        self.attributes.retain(|known| known.name != name);
+        if self.attributes.len() == MAX_ATTRIBUTES {
+            return Err("it has too many extended attributes".to_owned());
+        }
+        self.attributes.push(Attribute {
+            name: name.to_owned(),
+            value: value.to_vec(),
+        });
         Ok(())
     }
 }
@@ -156,7 +191,13 @@ mod tests {
         let data = [
             record("path", b"a=b"),
             record("linkpath", b"\xff\nnew"),
+            record("SCHILY.xattr.user.a", b"before"),
             record("SCHILY.xattr.user.a", b"\0\n9 x"),
+            record("SCHILY.xattr.security.capability", b"\x01"),
+            record("SCHILY.xattr.trusted.overlay.opaque", b"y"),
+            record("SCHILY.xattr.user.overlay.opaque", b"y"),
+            record("SCHILY.xattr.security.selinux", b"x"),
+            record("SCHILY.xattr.user.\u{ff}", b""),
             record("mtime", b"1700000000.5"),
             record("size", b"7"),
             record("uid", b"1"),
@@ -170,6 +211,16 @@ mod tests {
         assert_eq!((records.size, records.uid), (Some(7), None));
         assert_eq!(records.modified.unwrap().nanoseconds, 500_000_000);
         assert_eq!(records.sparse.map, [0, 5]);
+        let attribute = |name: &str, value: &[u8]| Attribute {
+            name: name.to_owned(),
+            value: value.to_vec(),
+        };
+        let kept = [
+            attribute("user.a", b"\0\n9 x"),
+            attribute("security.capability", b"\x01"),
+            attribute("user.\u{ff}", b""),
+        ];
+        assert_eq!(records.attributes, kept);
     }
 
     #[test]

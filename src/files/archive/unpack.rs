@@ -13,32 +13,35 @@
 //! place (`staging`).
 
 use std::io::BufRead;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fstat};
-use nix::unistd::{Gid, Uid, UnlinkatFlags, ftruncate};
+use nix::unistd::{Gid, Uid, UnlinkatFlags, ftruncate, mkfifoat};
 
 use super::attributes::Attributes;
 use super::header::Time;
+use super::input::{Input, Reader};
 use super::known::Known;
 use super::members::{Member, MemberKind, Members};
 use super::parts::parts;
 use super::staging::{StagedFile, StagingTree};
 use super::{MAX_SKIPPED_NAMES, Skipped};
-use crate::error::{Detail, Error, Kind, Result};
+use crate::error::{Detail, Error, Kind, Result, cause};
 use crate::fault;
 use crate::files::SkipReason;
 use crate::files::condition::Turn;
+use crate::files::describe::Attribute;
 use crate::files::entry::{DIRECTORY, FileKind, Identity};
 use crate::files::name::{FilePath, show};
 use crate::files::rename::replace_by;
 use crate::files::root::{Files, Missing, Root};
 use crate::limits::ledger::{Charge, Item, Ledger};
 use crate::sys::paths::{fchmodat, fstatat, linkat, mkdirat, openat, symlinkat, unlinkat};
+use crate::sys::set_attribute;
 
 /// Longest content of a symbolic link (`PATH_MAX`, with the NUL).
 const MAX_LINK_BYTES: usize = 4095;
@@ -64,6 +67,17 @@ pub enum Overwrite {
     Fail,
 }
 
+/// What is kept of members.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// What the owner of the directory may have.
+    Files,
+    /// Numeric owners, too. Only root of a machine may.
+    Owners,
+    /// All of the root of a machine: bits of the mode that give rights, named pipes and extended attributes, too.
+    Root,
+}
+
 #[derive(Debug, Clone, Copy)]
 pub struct Unpacking {
     /// Leading parts of names that are dropped.
@@ -72,8 +86,8 @@ pub struct Unpacking {
     pub overwrite: Overwrite,
     /// Checks without writing.
     pub dry_run: bool,
-    /// Gives files the numeric owners of the archive. Only root of a machine may.
-    pub owners: bool,
+    /// What is kept besides content, times and permissions.
+    pub kept: Kept,
     /// Makes the directory, and those above it.
     pub make_parents: bool,
     /// Most bytes of content: of the files, holes included; and in the archive, even of members that are left out.
@@ -146,7 +160,7 @@ impl Files<'_> {
         &self,
         path: &FilePath,
         options: Unpacking,
-        input: impl BufRead,
+        input: &mut dyn Input,
         ledger: &Arc<Ledger>,
     ) -> Result<Unpacked> {
         let missing = if options.make_parents && !options.dry_run {
@@ -171,7 +185,7 @@ impl Files<'_> {
         &self,
         path: &FilePath,
         options: Unpacking,
-        input: impl BufRead,
+        input: &mut dyn Input,
         ledger: &Arc<Ledger>,
     ) -> Result<Unpacked> {
         let failed = |errno| self.unpacking_error(path, errno);
@@ -192,6 +206,38 @@ impl Files<'_> {
         tree.is_new = true;
         let (done, top) = tree.unpack(input, ledger)?;
         staging.finish(&top, existing.as_ref()).map_err(failed)?;
+        Ok(done)
+    }
+
+    /// Unpacks the root of a machine into this one, which is empty. What was unpacked before an error stays.
+    ///
+    /// # Errors
+    /// As [`Files::unpack`]; `Invalid` if a file belongs to somebody whom a private root cannot have.
+    pub fn unpack_root(
+        &self,
+        max_bytes: u64,
+        max_files: u64,
+        input: &mut dyn Input,
+        ledger: &Arc<Ledger>,
+    ) -> Result<Unpacked> {
+        let options = Unpacking {
+            strip: 0,
+            overwrite: Overwrite::Replace,
+            dry_run: false,
+            kept: Kept::Root,
+            make_parents: false,
+            max_bytes,
+            max_files,
+        };
+        let path = FilePath::new(b"/")?;
+        let failed = |errno| self.unpacking_error(&path, errno);
+        let open = || self.directory(&path, Missing::Refuse).map_err(failed);
+        let mut tree = Tree::new(self, Some(open()?), options, ledger)?;
+        tree.is_new = true;
+        let (done, mut top) = tree.unpack(input, ledger)?;
+        // Many archives of roots do not name the root itself.
+        top.mode.get_or_insert(0o755);
+        top.apply_to_directory(&open()?).map_err(failed)?;
         Ok(done)
     }
 
@@ -239,11 +285,11 @@ impl<'f> Tree<'f> {
     /// Unpacks everything. Returns what the archive says of the directory itself, too.
     fn unpack(
         mut self,
-        input: impl BufRead,
+        input: &mut dyn Input,
         ledger: &Arc<Ledger>,
     ) -> Result<(Unpacked, Attributes)> {
         let charge = ledger.charge(Item::Bodies, 0)?;
-        let mut members = Members::new(input, charge)?;
+        let mut members = Members::new(Reader(input), charge)?;
         while let Some(member) = members
             .next()
             .map_err(|error| self.explained(error, None))?
@@ -278,16 +324,17 @@ impl<'f> Tree<'f> {
         let attributes = self.attributes(member)?;
         let Some((_, way)) = parts.split_last() else {
             return match member.kind {
-                MemberKind::Directory => {
-                    self.take_base(attributes);
-                    Ok(())
-                }
+                MemberKind::Directory => self.take_base(attributes, member),
                 _ => Err(refused("it has the name of the directory itself")),
             };
         };
-        if let MemberKind::Other(reason) = member.kind {
-            self.skip(member, reason);
-            return Ok(());
+        match member.kind {
+            MemberKind::Other(SkipReason::Fifo) if self.is_root() => {}
+            MemberKind::Other(reason) => {
+                self.skip(member, reason);
+                return Ok(());
+            }
+            _ => {}
         }
         if member.kind == MemberKind::Directory {
             return self.take_directory(&parts, attributes, member);
@@ -301,6 +348,7 @@ impl<'f> Tree<'f> {
         match member.kind {
             MemberKind::Symlink => self.take_link(&parts, member, attributes),
             MemberKind::HardLink => self.take_hard_link(&parts, member),
+            MemberKind::Other(_) => self.take_pipe(&parts, member, attributes),
             _ => self.take_file(&parts, attributes, member, members),
         }
     }
@@ -310,12 +358,12 @@ impl<'f> Tree<'f> {
     /// # Errors
     /// `Invalid` if it belongs to somebody whom a private root cannot have.
     fn attributes(&self, member: &Member) -> Result<Attributes> {
-        let owner = self.options.owners.then(|| {
+        let owner = (self.options.kept != Kept::Files).then(|| {
             let owner = self.files.owner(member.uid, member.gid);
             if owner.is_none() && !self.files.is_whole_machine() {
                 let (path, uid, gid) = (show(&member.name), member.uid, member.gid);
                 let text = format!(
-                    "cannot unpack {path}: it belongs to {uid}:{gid}, and ids go up to 65535 in this sandbox"
+                    "cannot unpack {path}: it belongs to {uid}:{gid}, and ids go up to 65535 in a private root"
                 );
                 return Err(Error::invalid(text));
             }
@@ -323,8 +371,8 @@ impl<'f> Tree<'f> {
         });
         let owner = owner.transpose()?.flatten();
         Ok(Attributes {
-            // Without set-user-ID, set-group-ID and sticky.
-            mode: Some(member.mode & 0o777),
+            // Set-user-ID, set-group-ID and sticky are for roots alone.
+            mode: Some(member.mode & if self.is_root() { 0o7777 } else { 0o777 }),
             modified: Some(member.modified),
             owner: owner.map(|owner| (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid))),
         })
@@ -337,6 +385,10 @@ impl<'f> Tree<'f> {
             return Err(Error::new(Kind::TooLarge, text));
         }
         Ok(())
+    }
+
+    fn is_root(&self) -> bool {
+        self.options.kept == Kept::Root
     }
 
     /// Adds one file, directory or link to the count.
@@ -378,10 +430,40 @@ impl<'f> Tree<'f> {
 
     /// What a member says of the directory that the archive is unpacked in. One that was there before
     /// keeps what it has.
-    fn take_base(&mut self, attributes: Attributes) {
-        if self.is_new {
+    fn take_base(&mut self, attributes: Attributes, member: &Member) -> Result<()> {
+        if let (true, Some(base)) = (self.is_new, &self.base) {
             self.top = attributes;
+            self.extend_directory(base, member)?;
         }
+        Ok(())
+    }
+
+    /// Gives a file of a root its extended attributes.
+    fn extend(&self, file: BorrowedFd<'_>, member: &Member) -> Result<()> {
+        for Attribute { name, value } in &member.attributes {
+            if !self.is_root() {
+                break;
+            }
+            set_attribute(file, name, value).map_err(|errno| match errno {
+                Errno::ENOSPC | Errno::EDQUOT => self.member_error(member, errno),
+                _ => {
+                    let cause = cause(errno);
+                    refused(&format!("its attribute {name} cannot be set: {cause}"))
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    fn extend_directory(&self, directory: &OwnedFd, member: &Member) -> Result<()> {
+        if member.attributes.is_empty() || !self.is_root() {
+            return Ok(());
+        }
+        // A descriptor that only leads to a file takes none.
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let opened = openat(directory, ".", flags, Mode::empty());
+        let opened = opened.map_err(|errno| self.member_error(member, errno))?;
+        self.extend(opened.as_fd(), member)
     }
 
     fn take_directory(
@@ -409,7 +491,10 @@ impl<'f> Tree<'f> {
         {
             level.finally = attributes;
         }
-        Ok(())
+        match self.directory_to_write() {
+            Some(directory) => self.extend_directory(directory, member),
+            None => Ok(()),
+        }
     }
 
     /// Removes a link that the archive has made, in place of which it has a directory. False if the link stays.
@@ -466,6 +551,8 @@ impl<'f> Tree<'f> {
                 ftruncate(file, size).map_err(failed)?;
             }
             attributes.apply(file).map_err(failed)?;
+            // After the owner, with whom the kernel takes them away.
+            self.extend(file.as_fd(), member)?;
             match staged.take_new_name(name) {
                 Err(Errno::EEXIST) if self.replaces(member) => {
                     let _turn = Turn::at(directory, name, show(&member.name))?;
@@ -506,6 +593,27 @@ impl<'f> Tree<'f> {
         Ok(())
     }
 
+    /// Makes a named pipe.
+    fn take_pipe(
+        &mut self,
+        parts: &[&[u8]],
+        member: &Member,
+        attributes: Attributes,
+    ) -> Result<()> {
+        if let (Some(directory), Some(name)) = (self.directory_to_write(), parts.last()) {
+            let mode = Mode::from_bits_truncate(attributes.mode.unwrap_or_default());
+            let make = |name: &[u8]| {
+                mkfifoat(directory, name, Mode::empty())?;
+                attributes.apply_to_link(directory, name)?;
+                fchmodat(directory, name, mode, FchmodatFlags::NoFollowSymlink)
+            };
+            self.place(directory, name, member, make)?;
+        }
+        self.links.remove(parts);
+        self.done.files += 1;
+        Ok(())
+    }
+
     /// Makes a hard link to a file of the tree.
     fn take_hard_link(&mut self, at: &[&[u8]], member: &Member) -> Result<()> {
         let Some(name) = at.last() else {
@@ -536,7 +644,9 @@ impl<'f> Tree<'f> {
             }
             let status = status_of(&above, target).and_then(|found| found.ok_or(Errno::ENOENT));
             let status = status.map_err(outside)?;
-            if !matches!(FileKind::of(&status), FileKind::Regular | FileKind::Link) {
+            let kind = FileKind::of(&status);
+            let is_pipe = kind == FileKind::Pipe && self.is_root();
+            if !is_pipe && !matches!(kind, FileKind::Regular | FileKind::Link) {
                 return Err(refused("it is a hard link to what is no file of the tree"));
             }
             let existing = status_of(directory, name).map_err(failed)?;

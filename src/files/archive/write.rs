@@ -3,6 +3,8 @@
 //! Pure. The same attributes give the same bytes.
 
 use super::header::{BLOCK, Block, Time, seal};
+use super::pax::ATTRIBUTE;
+use crate::files::describe::Attribute;
 
 /// The attributes of a member.
 #[derive(Debug, Clone, Copy)]
@@ -15,6 +17,8 @@ pub(super) struct MemberHeader<'a> {
     pub(super) gid: u64,
     pub(super) size: u64,
     pub(super) modified: Time,
+    /// Extended attributes.
+    pub(super) attributes: &'a [Attribute],
 }
 
 /// Appends the headers of a member.
@@ -56,6 +60,9 @@ pub(super) fn append_member(out: &mut Vec<u8>, entry: &MemberHeader<'_>) {
     let is_whole = whole.is_ok_and(|whole| put_number(&mut block[136..148], whole));
     if !is_whole || nanoseconds != 0 {
         append_record(&mut records, "mtime", shown(entry.modified).as_bytes());
+    }
+    for Attribute { name, value } in entry.attributes {
+        append_record(&mut records, &[ATTRIBUTE, name].concat(), value);
     }
     put_number(&mut block[100..108], entry.mode.into());
     if !records.is_empty() {
@@ -164,6 +171,10 @@ mod tests {
             &[&b"p".repeat(155)[..], &b"n".repeat(100)].join(&b'/'),
             &[&b"\xff".repeat(101)[..], b"/"].concat(),
         ];
+        let attributes = [Attribute {
+            name: "user.a".to_owned(),
+            value: b"\0\n=".to_vec(),
+        }];
         for path in paths {
             for (seconds, nanoseconds) in [(0, 0), (1, 5), (-1, 0), (-2, 750_000_000), (1 << 40, 1)]
             {
@@ -180,6 +191,7 @@ mod tests {
                             seconds,
                             nanoseconds,
                         },
+                        attributes: &attributes,
                     };
                     let mut out = Vec::new();
                     append_member(&mut out, &entry);
@@ -195,6 +207,7 @@ mod tests {
                     assert_eq!((member.link.as_slice(), member.mode), (link, 0o7755));
                     assert_eq!((member.uid, member.gid), (uid, 7));
                     assert_eq!(member.modified, entry.modified);
+                    assert_eq!(member.attributes, attributes);
                     assert!(members.next().unwrap().is_none());
                 }
             }

@@ -11,7 +11,7 @@ use crate::client::Disconnected;
 use crate::error::{Error, Result};
 use crate::files::name::FilePath;
 use crate::files::{
-    BrokenOff, Overwrite, Packed, Packing, Root, Sink, Source, Unpacked, Unpacking,
+    BrokenOff, Kept, Overwrite, Packed, Packing, Root, Sink, Source, Unpacked, Unpacking,
 };
 use crate::limits::ledger::Ledger;
 use crate::threads::priority::{BackgroundTurn, BackgroundWork};
@@ -31,6 +31,26 @@ pub struct Archive {
 }
 
 impl Archive {
+    /// Prepares to pack a whole root that belongs to no workspace.
+    ///
+    /// # Errors
+    /// `System`.
+    pub fn of_root(root: Root, ledger: &Arc<Ledger>, packing: Packing) -> Result<Self> {
+        let source = root.files()?.open_source(&FilePath::new(b"/")?)?;
+        Ok(Self {
+            source,
+            root: Arc::new(root),
+            ledger: Arc::clone(ledger),
+            background: Arc::clone(&ledger.work),
+            packing,
+        })
+    }
+
+    /// Whether it is compressed.
+    pub fn is_compressed(&self) -> bool {
+        self.packing.is_compressed
+    }
+
     /// Sends the archive. `describe` writes the report at its end.
     ///
     /// # Errors
@@ -38,7 +58,7 @@ impl Archive {
     pub fn send(
         self,
         sink: &mut dyn Sink,
-        describe: impl FnOnce(&Packed) -> Vec<u8>,
+        describe: &dyn Fn(&Packed) -> Vec<u8>,
     ) -> std::result::Result<(), BrokenOff> {
         let files = self.root.files()?;
         let turn = BackgroundTurn::of_this_thread(&self.background);
@@ -114,7 +134,7 @@ impl Workspace {
     }
 
     fn check_unpacking(&self, options: Unpacking, is_atomic: bool) -> Result<()> {
-        if options.owners && !self.files()?.may_set_owners() {
+        if options.kept != Kept::Files && !self.files()?.may_set_owners() {
             let text = "owners=1 needs a dedicated machine on which the server runs as root, or root of a sandbox with a root \
                         of its own";
             return Err(Error::invalid(text));

@@ -22,7 +22,7 @@ mod trees;
 mod venv;
 mod watch;
 
-pub use archives::MAX_ARCHIVE_FILES;
+pub use archives::{Archive, MAX_ARCHIVE_FILES};
 pub use compare::{ClientFile, Compared, FileState};
 pub use edit::{EditRequest, Edited};
 pub use files::{FilePart, FileWrite};
