@@ -6,20 +6,18 @@
 //! highest whole one. Two further names say that something was not finished: `ID.making` has no sandbox that a client
 //! knows, and `ID.deleting` is the first step of a deletion, which a start finishes.
 //!
-//! [`record`] is the text of a record, [`adoption`] the start. Nothing here knows what a sandbox does.
+//! [`record`] is the text of a record, [`directory`] writes it, [`adoption`] is the start. Nothing here knows what a sandbox does.
 
 pub(super) mod adoption;
-mod record;
+pub(super) mod directory;
+pub(super) mod record;
 
-use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
-use nix::sys::stat::{Mode, fstat};
 use nix::unistd::{UnlinkatFlags, syncfs};
 
 use super::homes::{Homes, names_in};
@@ -30,6 +28,7 @@ use crate::sys::paths::{openat, renameat, unlinkat};
 use crate::threads::Thread;
 use crate::threads::lock::{Mutex, lock};
 use crate::{fault, logging, sys};
+use directory::{Directory, WRITING};
 pub(super) use record::Record;
 use record::Unreadable;
 
@@ -40,17 +39,13 @@ const DIRECTORY: &str = ".sandboxes";
 const KEY: &str = "key";
 const RUN: &str = "run";
 
-/// What a file is called until it is whole.
-const WRITING: &str = "writing";
+/// What a record is called that is no record yet, or no more.
 const MAKING: &str = "making";
 const DELETING: &str = "deleting";
 
-/// No record is longer: the environment of a sandbox is bounded, and so is a request.
-const MAX_RECORD_BYTES: u64 = 64 << 20;
-
 /// The records of a host's sandboxes.
 pub(super) struct Records {
-    directory: OwnedFd,
+    directory: Directory,
     /// Records that have changed since the last synchronization; guards the list alone.
     outdated: Mutex<Vec<Arc<RecordFile>>>,
     is_synchronizing: AtomicBool,
@@ -138,7 +133,7 @@ impl Records {
     /// `System` if it is unsuitable.
     pub(super) fn open(homes: &Homes) -> Result<Self> {
         Ok(Self {
-            directory: homes.private_directory(DIRECTORY)?,
+            directory: Directory(homes.private_directory(DIRECTORY)?),
             outdated: Mutex::default(),
             is_synchronizing: AtomicBool::new(false),
         })
@@ -151,7 +146,7 @@ impl Records {
     /// `System`: it can neither be read nor written.
     pub(super) fn key(&self, token: Option<&Secret>) -> Result<Secret> {
         let failed = |error: io::Error| Error::io("cannot keep the key of tokens", &error);
-        if let Some(key) = self.read(KEY).map_err(failed)? {
+        if let Some(key) = self.directory.read(KEY).map_err(failed)? {
             if key.is_empty() {
                 let text = "cannot use the key of tokens: the file .sandboxes/key is empty";
                 return Err(Error::new(Kind::System, text));
@@ -164,9 +159,9 @@ impl Records {
             let random = sys::random_bytes::<32>();
             Secret::new(random.map_err(|errno| failed(errno.into()))?)
         };
-        self.write(KEY, key.expose()).map_err(failed)?;
+        self.directory.write(KEY, key.expose()).map_err(failed)?;
         // Without it no token would open what is written down from now on.
-        syncfs(&self.directory).map_err(|errno| failed(errno.into()))?;
+        syncfs(&*self.directory).map_err(|errno| failed(errno.into()))?;
         Ok(key)
     }
 
@@ -178,7 +173,7 @@ impl Records {
         let failed =
             |error: io::Error| Error::io("cannot read how the last server has ended", &error);
         let boot = boot();
-        let last = self.read(RUN).map_err(failed)?;
+        let last = self.directory.read(RUN).map_err(failed)?;
         Ok(last.map_or(LastRun::Ended, |last| {
             let last = String::from_utf8_lossy(&last);
             let (its, ended) = last.split_once(' ').unwrap_or((last.trim_end(), ""));
@@ -192,7 +187,9 @@ impl Records {
 
     /// The server begins. It counts as killed until [`Records::note_end`].
     pub(super) fn note_begin(&self) {
-        let written = self.write(RUN, format!("{}\n", boot()).as_bytes());
+        let written = self
+            .directory
+            .write(RUN, format!("{}\n", boot()).as_bytes());
         if let Err(error) = written {
             logging::info(format_args!(
                 "cannot write that the server has begun: {error}"
@@ -203,7 +200,9 @@ impl Records {
     /// The server ends in order.
     pub(super) fn note_end(&self) {
         let boot = boot();
-        let _ = self.write(RUN, format!("{boot} ended\n").as_bytes());
+        let _ = self
+            .directory
+            .write(RUN, format!("{boot} ended\n").as_bytes());
     }
 
     /// Writes down a sandbox that is about to be made. Until [`Records::complete`], a start removes what there is of it.
@@ -211,7 +210,7 @@ impl Records {
     /// # Errors
     /// `NoSpace` if it cannot be written.
     pub(super) fn begin(&self, record: &Record, file: &RecordFile) -> Result<()> {
-        let written = self.create(&file.name(MAKING), &record.to_text());
+        let written = self.directory.create(&file.name(MAKING), &record.to_text());
         written.map_err(|error| unwritten(&error))
     }
 
@@ -222,7 +221,7 @@ impl Records {
     pub(super) fn complete(&self, file: &Arc<RecordFile>) -> Result<()> {
         fault::point("record");
         let mut generations = lock(&file.generations);
-        let renamed = self.rename(&file.name(MAKING), &file.name(1));
+        let renamed = self.directory.rename(&file.name(MAKING), &file.name(1));
         renamed.map_err(|error| unwritten(&error))?;
         generations.latest = 1;
         drop(generations);
@@ -262,12 +261,12 @@ impl Records {
             return Ok(());
         }
         let next = generations.latest + 1;
-        let written = self.write(&file.name(next), &record().to_text());
+        let written = self.directory.write(&file.name(next), &record().to_text());
         written.map_err(|error| unwritten(&error))?;
         let former = std::mem::replace(&mut generations.latest, next);
         // However often a sandbox changes between two synchronizations, two records of it are on the disk.
         if former > generations.durable {
-            let _ = self.unlink(&file.name(former));
+            let _ = self.directory.unlink(&file.name(former));
         } else {
             generations.outdated.push(former);
         }
@@ -286,7 +285,7 @@ impl Records {
             return Ok(());
         }
         let name = file.latest_name(&generations);
-        let renamed = self.rename(&name, &file.name(DELETING));
+        let renamed = self.directory.rename(&name, &file.name(DELETING));
         renamed.map_err(|error| {
             let act = format_args!("cannot begin to delete sandbox {}", file.id);
             Error::io(act, &error)
@@ -300,14 +299,14 @@ impl Records {
         let mut generations = lock(&file.generations);
         // That which says what happens to the others goes last.
         for outdated in std::mem::take(&mut generations.outdated) {
-            let _ = self.unlink(&file.name(outdated));
+            let _ = self.directory.unlink(&file.name(outdated));
         }
         if !generations.is_closed {
             // It could not be renamed.
-            let _ = self.unlink(&file.latest_name(&generations));
+            let _ = self.directory.unlink(&file.latest_name(&generations));
             generations.is_closed = true;
         }
-        let _ = self.unlink(&file.name(DELETING));
+        let _ = self.directory.unlink(&file.name(DELETING));
     }
 
     /// Has a thread synchronize the file system if a record has changed, and then remove what is outdated. Call it once a
@@ -318,7 +317,7 @@ impl Records {
         }
         let turn = SynchronizingTurn(Arc::clone(self));
         // Without a thread the next call tries again.
-        let synchronize = |records: &Self| syncfs(&records.directory).is_ok();
+        let synchronize = |records: &Self| syncfs(&*records.directory).is_ok();
         let _ = Thread::new("records").start(move || turn.0.synchronize_by(synchronize));
     }
 
@@ -345,7 +344,7 @@ impl Records {
             generations.outdated.retain(|outdated| {
                 let is_needed = needed.contains(outdated);
                 if !is_needed {
-                    let _ = self.unlink(&file.name(*outdated));
+                    let _ = self.directory.unlink(&file.name(*outdated));
                 }
                 is_needed
             });
@@ -374,7 +373,7 @@ impl Records {
             let id = &of_one[0].0;
             let has = |suffix: &str| of_one.iter().any(|(_, own)| own == suffix);
             if has(WRITING) {
-                let _ = self.unlink(&format!("{id}.{WRITING}"));
+                let _ = self.directory.unlink(&format!("{id}.{WRITING}"));
             }
             let numbers = of_one.iter().filter_map(|(_, suffix)| suffix.parse().ok());
             let mut numbers: Vec<u64> = numbers.filter(|number| *number > 0).collect();
@@ -406,7 +405,7 @@ impl Records {
                     let file = RecordFile::new(id);
                     // Those that are not whole go, too.
                     for outdated in &numbers[..place] {
-                        let _ = self.unlink(&file.name(outdated));
+                        let _ = self.directory.unlink(&file.name(outdated));
                     }
                     *lock(&file.generations) = Generations {
                         latest: *number,
@@ -432,6 +431,7 @@ impl Records {
     fn read_record(&self, id: &str, number: u64) -> std::result::Result<Record, (String, bool)> {
         let name = format!("{id}.{number}");
         let text = self
+            .directory
             .read(&name)
             .map_err(|error| (error.to_string(), false))?;
         let text = text.unwrap_or_default();
@@ -465,76 +465,14 @@ impl Records {
         });
         for name in names {
             match aside {
-                Some(aside) => renameat(&self.directory, name.as_str(), aside, name.as_str())?,
-                None => self.unlink(&name).or_else(|errno| match errno {
+                Some(aside) => renameat(&*self.directory, name.as_str(), aside, name.as_str())?,
+                None => self.directory.unlink(&name).or_else(|errno| match errno {
                     Errno::ENOENT => Ok(()),
                     errno => Err(errno),
                 })?,
             }
         }
         Ok(())
-    }
-
-    /// Reads a file that only root can have written; `None` if there is none.
-    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
-        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-        let file = match openat(&self.directory, name, flags, Mode::empty()) {
-            Ok(file) => file,
-            Err(Errno::ENOENT) => return Ok(None),
-            Err(errno) => return Err(errno.into()),
-        };
-        let status = fstat(&file)?;
-        if status.st_uid != 0 || status.st_mode & (libc::S_IFMT | 0o077) != libc::S_IFREG {
-            return Err(io::Error::other("it is no file that belongs to root alone"));
-        }
-        let mut content = Vec::new();
-        let limit = MAX_RECORD_BYTES + 1;
-        File::from(file).take(limit).read_to_end(&mut content)?;
-        if content.len() as u64 == limit {
-            return Err(io::Error::other("it is too long"));
-        }
-        Ok(Some(content))
-    }
-
-    /// Writes a file under another name first, and renames it when it is whole.
-    fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
-        let own = name.split_once('.').map_or(name, |(own, _)| own);
-        let temporary = format!("{own}.{WRITING}");
-        match self.create(&temporary, content) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                // A server that was killed has left it.
-                self.unlink(&temporary)?;
-                self.create(&temporary, content)?;
-            }
-            created => created?,
-        }
-        self.rename(&temporary, name).inspect_err(|_| {
-            let _ = self.unlink(&temporary);
-        })
-    }
-
-    /// Makes a file that only root can read. Nothing is left if it cannot be written.
-    fn create(&self, name: &str, content: &[u8]) -> io::Result<()> {
-        let flags =
-            OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let mode = Mode::S_IRUSR | Mode::S_IWUSR;
-        let mut file = File::from(openat(&self.directory, name, flags, mode)?);
-        file.write_all(content).inspect_err(|_| {
-            let _ = self.unlink(name);
-        })
-    }
-
-    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        Ok(renameat(
-            self.directory.as_fd(),
-            from,
-            self.directory.as_fd(),
-            to,
-        )?)
-    }
-
-    fn unlink(&self, name: &str) -> nix::Result<()> {
-        unlinkat(&self.directory, name, UnlinkatFlags::NoRemoveDir)
     }
 }
 
@@ -553,6 +491,8 @@ fn unwritten(error: &io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
     use crate::spec::sandbox::SandboxSpec;
 
@@ -572,7 +512,7 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         let place = Place(path);
         let records = Records {
-            directory: File::open(&place.0).unwrap().into(),
+            directory: Directory(File::open(&place.0).unwrap().into()),
             outdated: Mutex::default(),
             is_synchronizing: AtomicBool::new(false),
         };
