@@ -53,6 +53,8 @@ pub enum Kind {
     Busy,
     /// A client that may only watch a terminal types there.
     ReadOnly,
+    /// Something is made of the object, or reads it.
+    InUse,
     /// The chosen id belongs to a different command.
     IdInUse,
     /// The program does not exist.

@@ -193,6 +193,7 @@ fn serve(as_init: bool) -> Result<(), ExitError> {
     set_signal_actions();
     if let Some(settings) = &config.host {
         host::check_rights(settings)?;
+        host::check_templates(settings).map_err(|error| ExitError::usage(error.to_string()))?;
         if let Some(file) = &config.token_file {
             host::check_token_file(file)?;
         }

@@ -304,8 +304,7 @@ impl Machine {
 
     /// The names of what roots of sandboxes can be made of.
     pub fn templates(&self) -> Vec<String> {
-        let names = self.as_host().map_or_else(Vec::new, Host::templates);
-        names.into_iter().map(str::to_owned).collect()
+        self.as_host().map_or_else(Vec::new, Host::templates)
     }
 
     /// The template of roots of sandboxes that choose nothing.

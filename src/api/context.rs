@@ -1,8 +1,6 @@
 //! The state that the dispatcher shares with the doors: the machine, the tokens, and the figures for metrics.
 
-use std::sync::{Arc, OnceLock};
-
-use serde_json::value::RawValue;
+use std::sync::Arc;
 
 use super::counts::RequestCounts;
 use super::credentials::{self, presented_token};
@@ -40,8 +38,6 @@ pub(super) struct Context {
     pub(super) doors: Doors,
     #[cfg(feature = "e2b")]
     pub(super) e2b_templates: Vec<String>,
-    /// What `/health` says of it, once it was asked.
-    pub(super) isolation: OnceLock<Box<RawValue>>,
 }
 
 impl Context {

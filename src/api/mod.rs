@@ -26,7 +26,7 @@ mod rest;
 mod tickets;
 
 use std::ops::RangeInclusive;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use crate::auth::Authenticator;
 use crate::config::Doors;
@@ -83,7 +83,6 @@ impl Api {
                 doors: settings.doors,
                 #[cfg(feature = "e2b")]
                 e2b_templates: settings.e2b_templates,
-                isolation: OnceLock::new(),
             },
             is_local: settings.is_local,
             kept_out: settings.kept_out,

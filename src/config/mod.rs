@@ -103,16 +103,38 @@ pub struct HostSettings {
     pub tcp_ports: Option<RangeInclusive<u16>>,
     /// What sandboxes with a root of their own are made of.
     pub roots: RootSettings,
+    pub snapshots: SnapshotSettings,
     /// The isolation of sandboxes that choose none.
     pub isolation: DefaultIsolation,
     /// The file with the host's token.
     pub token_file: Option<PathBuf>,
 }
 
+/// Where a host has its snapshots, and their bounds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotSettings {
+    /// An absolute path; `None` for a place among the homes.
+    pub directory: Option<PathBuf>,
+    /// Most bytes of all of them together.
+    pub bytes: u64,
+    /// Most of them.
+    pub most: usize,
+}
+
+impl Default for SnapshotSettings {
+    fn default() -> Self {
+        Self {
+            directory: None,
+            bytes: u64::MAX,
+            most: usize::MAX,
+        }
+    }
+}
+
 /// What a host is told about roots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RootSettings {
-    /// Directories of the machine, by the names of templates.
+    /// Directories and archives of the machine, by the names of templates.
     pub templates: Vec<(String, PathBuf)>,
     /// The template of sandboxes that choose none.
     pub default: Option<String>,
@@ -397,6 +419,17 @@ impl Variables {
             cdi: self.read(&table::CDI_DIRS, directories),
             tcp_ports: self.read_if_set(&table::TCP_PORT_RANGE, tcp_ports),
             roots: self.root_settings(),
+            snapshots: SnapshotSettings {
+                directory: self.read_if_set(&table::SNAPSHOTS_DIR, |path| {
+                    path.starts_with('/').then(|| path.into())
+                }),
+                bytes: self
+                    .number_if_set(&table::SNAPSHOTS_BYTES)
+                    .unwrap_or(u64::MAX),
+                most: self
+                    .number_if_set(&table::SNAPSHOTS_MAX)
+                    .unwrap_or(usize::MAX),
+            },
             isolation: self.read(&table::ISOLATION, DefaultIsolation::named),
             token_file: self.get(&table::TOKEN_FILE).map(PathBuf::from),
         }
@@ -409,7 +442,8 @@ impl Variables {
         let templates = templates.unwrap_or_default();
         let is_known = |name: &str| templates.iter().any(|(known, _)| known == name);
         let default = self.read_if_set(&table::TEMPLATE, |name| {
-            is_known(name).then(|| name.to_owned())
+            (is_known(name) || (name == "machine" && cfg!(feature = "file-tools")))
+                .then(|| name.to_owned())
         });
         let ids = self.read(&table::ID_BLOCKS, ids);
         RootSettings {
@@ -443,7 +477,7 @@ fn ids(text: &str) -> Option<RangeInclusive<u32>> {
     (is_range && first <= last).then_some(first..=last)
 }
 
-/// Names of templates, and their directories.
+/// Names of templates, and what they are made of.
 fn templates_of_roots(text: &str) -> Option<Vec<(String, PathBuf)>> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     let mut all: Vec<(String, PathBuf)> = Vec::new();

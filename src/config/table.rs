@@ -87,10 +87,16 @@ variables! {
         "Lowest Landlock ABI of the kernel that host mode accepts.";
     ALLOW_UNCONFINED = "0", Flag,
         "1 starts host mode on a kernel without some isolation layers.";
-    TEMPLATES = "none", Text("NAME=PATH pairs separated by commas: names of letters, digits, . _ -, and directories"),
-        "Directories that sandboxes can have as a root of their own (host mode).";
-    TEMPLATE = "none", Text("a name of SBX_TEMPLATES"),
+    TEMPLATES = "none", Text("NAME=PATH pairs separated by commas: names of letters, digits, . _ -, and directories or tar archives"),
+        "What sandboxes can have as a root of their own (host mode). An archive, plain or compressed by gzip, is unpacked into SBX_SNAPSHOTS_DIR once.";
+    TEMPLATE = "none", Text("a name of SBX_TEMPLATES, or machine for a copy of this one"),
         "Root of sandboxes that ask for one of their own and name none. With SBX_ISOLATION=auto, of all that ask for nothing.";
+    SNAPSHOTS_DIR = ".snapshots in SBX_HOMES_DIR", Text("an absolute path"),
+        "Directory of the snapshots, which only root may enter, on a file system that maps ids (host mode).";
+    SNAPSHOTS_BYTES = "unlimited", Number(0..=u64::MAX),
+        "Most bytes of all snapshots together. Each file counts 4096 bytes besides its content (host mode).";
+    SNAPSHOTS_MAX = "unlimited", Number(0..=u64::MAX),
+        "Maximum number of snapshots (host mode).";
     ID_BLOCKS = "1000000-4000000000", Text("FIRST-LAST, ids from 65536 to 4294967294"),
         "User and group ids of sandboxes with a root of their own, 65536 for each.";
     CDI_DIRS = "/etc/cdi,/var/run/cdi", Text("absolute paths separated by commas"),

@@ -50,7 +50,7 @@ pub use namespaces::{HOLDER_ARGUMENT, IN_MEMORY, MemoryDisk, Namespaces, holders
 use network::{Networks, TcpRules};
 pub use policy::{Policy, SandboxSettings};
 pub use private::{PrivateRoot, root_unavailable};
-pub use system_files::is_among_programs;
+pub use system_files::{PROGRAMS, is_among_programs};
 
 /// PATH if the server's environment has none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

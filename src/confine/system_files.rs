@@ -4,7 +4,7 @@ use std::path::Path;
 
 /// Directories of programs: read and execute. Everything else is closed: /root, /home, /tmp, /var, /run,
 /// /mnt, /srv, other directories that an image or a job adds, and the homes of other sandboxes.
-pub(super) const PROGRAMS: [&str; 10] = [
+pub const PROGRAMS: [&str; 10] = [
     "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr", "/etc", "/opt", "/nix",
 ];
 

@@ -27,7 +27,8 @@ use super::beneath::Resolver;
 use super::condition::Patient;
 use super::name::FilePath;
 use super::{
-    DiskUse, FileKind, Files, Kept, Overwrite, Page, Root, Unpacking, Upload, make_home, remove_home,
+    DiskUse, FileKind, Files, Kept, Overwrite, Page, Root, Unpacking, Upload, make_home,
+    remove_home,
 };
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind};

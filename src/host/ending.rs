@@ -406,7 +406,7 @@ mod tests {
 
     use super::*;
     use crate::config::HostSettings;
-    use crate::config::RootSettings;
+    use crate::config::{RootSettings, SnapshotSettings};
     use crate::egress::Egress;
     use crate::host::Shortage;
     use crate::host::unfinished::Unfinished;
@@ -441,6 +441,7 @@ mod tests {
             tcp_ports: None,
             isolation: DefaultIsolation::Fixed(Isolation::Landlock),
             roots: RootSettings::default(),
+            snapshots: SnapshotSettings::default(),
             token_file: None,
         };
         let shared = Shared::new(4096, 4096).unwrap();

@@ -79,24 +79,13 @@ impl Homes {
                 "others may write to it; it must belong to root and be writable only by root",
             );
         }
-        let mut file = File::from(directory.try_clone().map_err(failed)?);
-        let deadline = Instant::now() + LOCK_LIMIT;
-        loop {
-            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => {
-                    return Ok(Self {
-                        path: path.to_owned(),
-                        directory,
-                        _lock: lock,
-                    });
-                }
-                Err((_, Errno::EWOULDBLOCK)) if Instant::now() >= deadline => {
-                    return refused("another server has its sandboxes there");
-                }
-                Err((unlocked, Errno::EWOULDBLOCK)) => file = unlocked,
-                Err((_, errno)) => return Err(failed(errno.into())),
-            }
-            thread::sleep(LOCK_PAUSE);
+        match lock_alone(&directory).map_err(failed)? {
+            Some(lock) => Ok(Self {
+                path: path.to_owned(),
+                directory,
+                _lock: lock,
+            }),
+            None => refused("another server has its sandboxes there"),
         }
     }
 
@@ -336,6 +325,24 @@ impl Aside {
     }
 }
 
+/// Locks a directory for this server alone; `None` if another one keeps it.
+///
+/// # Errors
+/// That of flock(2).
+pub(super) fn lock_alone(directory: &OwnedFd) -> std::io::Result<Option<Flock<File>>> {
+    let mut file = File::from(directory.try_clone()?);
+    let deadline = Instant::now() + LOCK_LIMIT;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(Some(lock)),
+            Err((_, Errno::EWOULDBLOCK)) if Instant::now() >= deadline => return Ok(None),
+            Err((unlocked, Errno::EWOULDBLOCK)) => file = unlocked,
+            Err((_, errno)) => return Err(errno.into()),
+        }
+        thread::sleep(LOCK_PAUSE);
+    }
+}
+
 /// The names in a directory.
 pub(super) fn names_in(directory: &OwnedFd) -> nix::Result<Vec<String>> {
     let mut names = Vec::new();
@@ -371,7 +378,18 @@ fn open_private(parent: &OwnedFd, name: &str) -> nix::Result<OwnedFd> {
 }
 
 fn open_existing(parent: &OwnedFd, name: &str) -> nix::Result<OwnedFd> {
-    let directory = openat(parent, name, HOME, Mode::empty())?;
+    private(openat(parent, name, HOME, Mode::empty())?)
+}
+
+/// Opens a directory that only root can enter.
+///
+/// # Errors
+/// That of open(2); `EPERM` if others can enter it.
+pub(super) fn open_private_at(path: &Path) -> nix::Result<OwnedFd> {
+    private(open(path, HOME, Mode::empty())?)
+}
+
+fn private(directory: OwnedFd) -> nix::Result<OwnedFd> {
     let status = fstat(&directory)?;
     let is_ours = status.st_uid == 0 && status.st_mode.trailing_zeros() >= 6;
     is_ours.then_some(directory).ok_or(Errno::EPERM)

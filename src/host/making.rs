@@ -13,6 +13,7 @@ use super::records::RecordFile;
 use super::roots::no_ids;
 use super::sandbox::{IsEnding, Lasting};
 use super::standing::Pausing;
+use super::store::Pin;
 use super::table::{Reservation, SandboxTable};
 use super::unfinished::{Removal, is_removed};
 use super::{Host, Sandbox, Shortage};
@@ -43,7 +44,7 @@ impl Host {
         count: usize,
         spec: &SandboxSpec,
     ) -> Result<(Vec<Arc<Sandbox>>, Option<Shortage>)> {
-        let root = self.root_of(spec)?;
+        let (root, pin) = self.root_of(spec)?;
         let isolation = match &root {
             Some(_) => Isolation::Namespaces,
             None => self.isolation_of(spec),
@@ -117,6 +118,8 @@ impl Host {
         table.reserved -= made.len();
         reserved.reservations.clear();
         drop(table);
+        // From here on the sandboxes keep it.
+        drop(pin);
         self.changed.notify_all();
         for sandbox in &made {
             let Lasting { id, user, .. } = &*sandbox.lasting;
@@ -175,11 +178,11 @@ impl Host {
         }
     }
 
-    /// The root of a new sandbox; `None` for the machine's.
+    /// The root of a new sandbox, and what keeps the snapshot that it is made of; `None` for the machine's.
     ///
     /// # Errors
     /// `Unavailable`, with the reason; `Invalid` if it does not go with what else is asked for.
-    fn root_of(&self, spec: &SandboxSpec) -> Result<Option<RootSpec>> {
+    fn root_of(&self, spec: &SandboxSpec) -> Result<(Option<RootSpec>, Option<Pin>)> {
         let (template, user, is_volatile) = match &spec.root_choice {
             RootChoice::Private {
                 template,
@@ -190,7 +193,7 @@ impl Host {
             RootChoice::Default if self.has_roots_by_default && spec.isolation.is_none() => {
                 (None, None, false)
             }
-            RootChoice::Default | RootChoice::Shared => return Ok(None),
+            RootChoice::Default | RootChoice::Shared => return Ok((None, None)),
         };
         if spec.isolation == Some(Isolation::Landlock) {
             let text = "isolation landlock does not go with root private, which has namespaces";
@@ -200,12 +203,14 @@ impl Host {
             let text = "read_only_paths and read_write_paths do not go with root private, which sees no path of the machine";
             return Err(Error::invalid(text));
         }
-        let template = self.roots.choose(template)?;
-        Ok(Some(RootSpec {
+        let (template, pin) = self.roots.choose(template, &self.budget)?;
+        let root = RootSpec {
             template,
+            snapshot: pin.as_ref().map(|pin| pin.snapshot().id.clone()),
             user,
             is_volatile,
-        }))
+        };
+        Ok((Some(root), pin))
     }
 
     /// Opens the paths and the devices of the machine that a sandbox reaches. `known` is what the paths led to when it was

@@ -7,8 +7,8 @@
 //! This file has the state of a host, and what can be asked of it. [`making`], [`phases`], [`pausing`], [`changing`], [`maintaining`] and
 //! [`ending`] are the life of a sandbox. Their parts have files of their own: [`standing`] says what
 //! stands still, [`table`] counts, [`users`] assigns uids, [`claims`]
-//! keeps other hosts off them, [`leftovers`] ends what an earlier server left, [`ids`] makes ids, [`homes`] directories, [`roots`] puts roots together, [`records`]
-//! writes down what lasts, [`signals`] kills, [`watchdog`] looks at the memory of sandboxes.
+//! keeps other hosts off them, [`leftovers`] ends what an earlier server left, [`ids`] makes ids, [`homes`] directories, [`roots`] puts roots together, [`store`] keeps what they are made of, [`records`]
+//! writes down what lasts, [`snapshots`] is what requests do with the store, [`signals`] kills, [`watchdog`] looks at the memory of sandboxes.
 
 mod changing;
 mod claims;
@@ -26,7 +26,9 @@ mod roots;
 mod ruling;
 mod sandbox;
 mod signals;
+mod snapshots;
 mod standing;
+mod store;
 mod table;
 mod tcp_ports;
 mod unfinished;
@@ -63,10 +65,12 @@ pub use life::{By, LimitsChange, RulesChange, SettingsChange, Waker};
 use records::Records;
 use records::adoption::{Adoption, adopt};
 use roots::Roots;
+pub use roots::check_templates;
 use ruling::Bounds;
 pub use sandbox::Sandbox;
 use signals::Signaller;
 pub use standing::SandboxState;
+pub use store::{Snapshot, is_id as is_snapshot_id};
 use table::SandboxTable;
 pub use table::Shortage;
 use tcp_ports::TcpPorts;
@@ -182,7 +186,7 @@ impl Host {
                 Error::new(Kind::System, text)
             })?;
         homes.check_reachable(first)?;
-        let roots = Roots::open(settings, &accounts, &claims, &homes, &policy)?;
+        let roots = Roots::open(settings, &accounts, &claims, &homes, &policy, &budget)?;
         let signaller = Signaller::new(&settings.users, &claims)?;
         let records = settings.keep.then(|| Records::open(&homes)).transpose()?;
         let adoption = match &records {
@@ -249,6 +253,7 @@ impl Host {
             is_watching: AtomicBool::new(false),
             private: [&settings.homes]
                 .into_iter()
+                .chain(&settings.snapshots.directory)
                 .chain(&settings.token_file)
                 .cloned()
                 .collect(),
@@ -298,7 +303,7 @@ impl Host {
     }
 
     /// The names of what roots of sandboxes can be made of.
-    pub fn templates(&self) -> Vec<&str> {
+    pub fn templates(&self) -> Vec<String> {
         self.roots.names()
     }
 
@@ -384,13 +389,16 @@ impl Host {
 
     /// How long there has been no sandbox; `None` while there is one.
     pub fn empty_for(&self) -> Option<Duration> {
-        self.table().empty_for()
+        self.table()
+            .empty_for()
+            .filter(|_| !self.roots.store.is_busy())
     }
 
     /// Closes the host if there has been no sandbox for `limit`: creation is refused afterwards.
     pub fn close_if_empty(&self, limit: Duration) -> bool {
+        let is_store_busy = self.roots.store.is_busy();
         let mut table = self.table();
-        let is_changing = !table.changing.is_empty();
+        let is_changing = !table.changing.is_empty() || is_store_busy;
         table.closed |= !is_changing && table.empty_for().is_some_and(|empty| empty >= limit);
         table.closed
     }

@@ -1,5 +1,5 @@
 //! Roots of sandboxes: the templates that there are, a block of ids for each sandbox, and whether the machine can put a root
-//! together.
+//! together. A template is a directory of the machine, or a snapshot of the [store](super::store).
 //!
 //! A block belongs to a uid of the host's range: it is free when the uid is. What a sandbox changes of its template is in
 //! its home.
@@ -7,18 +7,20 @@
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 
 use super::claims::Claims;
+use super::store::{MACHINE, Pin, Store};
 use super::{Homes, leftovers};
 use crate::codec::sort::sort;
-use crate::config::{HostSettings, RootSettings};
+use crate::config::HostSettings;
 use crate::confine::{Policy, PrivateRoot, root_unavailable};
 use crate::error::{Error, Kind, Result};
+use crate::limits::ledger::{Budget, Ledger};
 use crate::logging;
 use crate::spec::sandbox::RootSpec;
 use crate::sys::paths::open;
@@ -29,6 +31,9 @@ use crate::sys::{IDS_OF_SANDBOX, User};
 pub(super) struct Roots {
     /// Directories, by their names.
     templates: HashMap<String, OwnedFd>,
+    /// Archives, by the names that they have in the store.
+    archives: Vec<(String, PathBuf)>,
+    pub(super) store: Arc<Store>,
     /// What sandboxes are made of that name nothing.
     default: Option<String>,
     blocks: IdBlocks,
@@ -39,31 +44,31 @@ pub(super) struct Roots {
 }
 
 impl Roots {
-    /// Opens the templates, claims the ids, and tries to make a root.
+    /// Opens the templates and the store, claims the ids, tries to make a root, and imports what is not in the store yet.
     ///
     /// # Errors
-    /// `System` if a template cannot be opened, or another host has the ids.
+    /// `System` if a template cannot be opened or imported, or another host has the ids or the store.
     pub(super) fn open(
         settings: &HostSettings,
         accounts: &[u32],
         claims: &Claims,
         homes: &Homes,
         policy: &Policy,
+        budget: &Arc<Budget>,
     ) -> Result<Self> {
-        let mut roots = Self::new(&settings.roots, &settings.users, &settings.homes, claims)?;
+        let store = Store::open(settings, homes)?;
+        let mut roots = Self::new(settings, &store, claims)?;
         if roots.lack.is_none() {
             leftovers::wait_for_roots(&settings.users);
             roots.try_out(homes, policy, &settings.users, accounts);
         }
+        roots.import_archives(&budget.whole())?;
         Ok(roots)
     }
 
-    fn new(
-        settings: &RootSettings,
-        users: &RangeInclusive<u32>,
-        homes: &Path,
-        claims: &Claims,
-    ) -> Result<Self> {
+    fn new(settings: &HostSettings, store: &Arc<Store>, claims: &Claims) -> Result<Self> {
+        let (users, private) = (&settings.users, [&settings.homes, &store.path]);
+        let settings = &settings.roots;
         let (first, last) = (*settings.ids.start(), *settings.ids.end());
         // Each uid has the same block in every host, so that hosts which share no uid share no block.
         let blocks = IdBlocks {
@@ -73,12 +78,18 @@ impl Roots {
         };
         let mut roots = Self {
             templates: HashMap::new(),
+            archives: Vec::new(),
+            store: Arc::clone(store),
             default: settings.default.clone(),
             blocks,
             taken: Vec::new(),
             lack: None,
         };
         for (name, path) in &settings.templates {
+            if path.is_file() {
+                roots.archives.push((name.clone(), path.clone()));
+                continue;
+            }
             let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
             let opened = open(path, flags, Mode::empty()).map_err(|errno| {
                 let path = path.display();
@@ -88,22 +99,23 @@ impl Roots {
             })?;
             // Root inside reads all that is in it, whatever its mode.
             let real = path.canonicalize().unwrap_or_else(|_| path.clone());
-            if homes.starts_with(&real) {
+            if private.iter().any(|private| private.starts_with(&real)) {
                 let text = format!(
-                    "cannot use SBX_TEMPLATES: {}, which is {name}, holds the homes of sandboxes; make a copy of what they may read",
+                    "cannot use SBX_TEMPLATES: {}, which is {name}, holds the homes or the snapshots of sandboxes; make a copy of what they may read",
                     path.display()
                 );
                 return Err(Error::new(Kind::System, text));
             }
             roots.templates.insert(name.clone(), opened);
         }
-        if roots.templates.is_empty() {
-            roots.lack = Some("SBX_TEMPLATES names no template".to_owned());
-            return Ok(roots);
-        }
         let of_range = users.clone().filter_map(|uid| blocks.of_user(uid));
         if let (Some(first), Some(last)) = (of_range.clone().min(), of_range.max()) {
-            claims.add_ids(&(first..=last + (IDS_OF_SANDBOX - 1)))?;
+            let claimed = claims.add_ids(&(first..=last + (IDS_OF_SANDBOX - 1)));
+            match claimed {
+                // Nobody has asked for roots.
+                Err(error) if settings.templates.is_empty() => roots.lack = Some(error.to_string()),
+                claimed => claimed?,
+            }
         }
         let foreign = subordinate_ids();
         roots.taken = users
@@ -131,9 +143,6 @@ impl Roots {
         uids: &RangeInclusive<u32>,
         accounts: &[u32],
     ) {
-        let Some(name) = self.templates.keys().min().cloned() else {
-            return;
-        };
         let unused = uids.clone().filter(|uid| !accounts.contains(uid));
         let mut users = unused.map(|uid| User { uid, gid: uid });
         let Some(user) = users.find(|user| self.has_block(*user)) else {
@@ -144,47 +153,101 @@ impl Roots {
             if !nix::unistd::geteuid().is_root() {
                 return Err(root_unavailable("the server does not run as root"));
             }
-            let spec = RootSpec {
-                template: name,
-                user: None,
-                is_volatile: false,
-            };
+            let spec = RootSpec::default();
+            let first = self.block_of(user).ok_or_else(no_ids)?;
             let home = homes.make_trial_root(user)?;
-            let made = self.make(&spec, user, &home)?;
+            let trial = self.store.open_trial()?;
+            let name = self.templates.keys().min();
+            if let Some(template) = name.and_then(|name| self.templates.get(name)) {
+                PrivateRoot::new(template.as_fd(), home.as_fd(), first, &spec)?;
+            }
+            let made = PrivateRoot::new(trial.as_fd(), home.as_fd(), first, &spec)?;
             policy.try_root(&made)
         })();
         // All that is mounted there is gone by now.
         let _ = homes.remove_trial();
+        self.store.remove_trial();
         if let Err(error) = tried {
-            logging::info(format_args!(
-                "no sandbox can have a root of its own: {error}"
-            ));
+            if !self.templates.is_empty() || !self.archives.is_empty() {
+                logging::info(format_args!(
+                    "no sandbox can have a root of its own: {error}"
+                ));
+            }
             // That passes, and is no reason to put aside what there is: tenants fill disks.
             self.lack = (error.kind() != Kind::NoSpace).then(|| error.to_string());
         }
     }
 
-    /// The name of the template that the root of a new sandbox is to be made of.
+    /// The template that the root of a new sandbox is to be made of: its name, and the snapshot if it is one.
     ///
     /// # Errors
-    /// `Unavailable`, with the reason; `Invalid` if there is no such template.
-    pub(super) fn choose(&self, template: Option<&str>) -> Result<String> {
+    /// `Unavailable`, with the reason; `Invalid` if there is no such template; those of [`Store::await_machine`].
+    pub(super) fn choose(
+        &self,
+        template: Option<&str>,
+        budget: &Arc<Budget>,
+    ) -> Result<(String, Option<Pin>)> {
         self.check()?;
-        let only = || (self.templates.len() == 1).then(|| self.templates.keys().next())?;
+        let names = self.names();
+        let only = names.first().filter(|_| names.len() == 1);
         let name = template.or(self.default.as_deref());
-        let name = name.or_else(|| only().map(String::as_str));
-        match name {
-            Some(name) if self.templates.contains_key(name) => Ok(name.to_owned()),
-            name => {
-                let wanted = name.map_or("template is missing".to_owned(), |name| {
-                    format!("there is no template {name:?}")
-                });
-                let names = self.names().join(", ");
-                Err(Error::invalid(format_args!(
-                    "{wanted}; it takes one of {names}"
-                )))
+        let name = name.or(only.map(String::as_str));
+        if let Some(name) = name {
+            if self.templates.contains_key(name) {
+                return Ok((name.to_owned(), None));
+            }
+            if self.is_copy(name) {
+                self.store.await_machine(budget.whole())?;
+            }
+            if let Some(pin) = self.store.pin(name) {
+                return Ok((name.to_owned(), Some(pin)));
             }
         }
+        let wanted = name.map_or("template is missing".to_owned(), |name| {
+            format!("there is no template {name:?}")
+        });
+        let names = match names.join(", ") {
+            names if names.is_empty() => "SBX_TEMPLATES or PUT /v1/snapshots makes one".to_owned(),
+            names => format!("it takes one of {names}"),
+        };
+        Err(Error::invalid(format_args!("{wanted}; {names}")))
+    }
+
+    /// Imports the archives that the operator has named, each content once; and copies the machine, if that is the default
+    /// and was not done before.
+    ///
+    /// # Errors
+    /// Those of [`Store::import_file`].
+    fn import_archives(&self, ledger: &Arc<Ledger>) -> Result<()> {
+        for (name, path) in self.archives.iter().filter(|_| self.lack.is_none()) {
+            let imported = self.store.import_file(name, path, ledger);
+            imported.map_err(|error| {
+                let path = path.display();
+                let text = format!(
+                    "cannot use SBX_TEMPLATES: cannot import {path}, which is {name}: {error}"
+                );
+                Error::new(Kind::System, text)
+            })?;
+        }
+        let is_default = self
+            .default
+            .as_deref()
+            .is_some_and(|name| self.is_copy(name));
+        if is_default && self.lack.is_none() && self.store.find(MACHINE).is_none() {
+            self.store.import_machine(ledger)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the operator has given a template this name.
+    pub(super) fn is_named(&self, name: &str) -> bool {
+        let mut archives = self.archives.iter();
+        self.templates.contains_key(name) || archives.any(|(own, _)| own == name)
+    }
+
+    /// Whether a name means a copy of the machine.
+    pub(super) fn is_copy(&self, name: &str) -> bool {
+        name == MACHINE && !self.is_named(name) && cfg!(feature = "file-tools")
     }
 
     /// Checks that sandboxes can have roots of their own here.
@@ -199,9 +262,11 @@ impl Roots {
     }
 
     /// The names of the templates.
-    pub(super) fn names(&self) -> Vec<&str> {
-        let mut names: Vec<&str> = self.templates.keys().map(String::as_str).collect();
+    pub(super) fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.templates.keys().cloned().collect();
+        names.extend(self.store.list().into_iter().filter_map(|own| own.name));
         sort(&mut names);
+        names.dedup();
         names
     }
 
@@ -227,8 +292,14 @@ impl Roots {
         if let Err(error) = self.check() {
             return Some(error.to_string());
         }
-        if !self.templates.contains_key(name) {
-            return Some(format!("its template {name} is not in SBX_TEMPLATES"));
+        match &root.snapshot {
+            Some(id) if self.store.find(id).is_none() => {
+                return Some(format!("its snapshot {id} is not in SBX_SNAPSHOTS_DIR"));
+            }
+            None if !self.templates.contains_key(name) => {
+                return Some(format!("its template {name} is not in SBX_TEMPLATES"));
+            }
+            _ => {}
         }
         let user = User { uid, gid: uid };
         (!self.has_block(user)).then(|| format!("SBX_ID_BLOCKS has no ids for its uid {uid}"))
@@ -245,12 +316,41 @@ impl Roots {
         home: &OwnedFd,
     ) -> Result<Arc<PrivateRoot>> {
         let first = self.block_of(user).ok_or_else(no_ids)?;
+        if let Some(id) = &root.snapshot {
+            let tree = self.store.open_tree(id)?;
+            return PrivateRoot::new(tree.as_fd(), home.as_fd(), first, root);
+        }
         let template = self.templates.get(&root.template).ok_or_else(|| {
             let text = format!("there is no template {} any more", root.template);
             Error::new(Kind::System, text)
         })?;
         PrivateRoot::new(template.as_fd(), home.as_fd(), first, root)
     }
+}
+
+/// Checks that what the operator has named is there.
+///
+/// # Errors
+/// `NotFound` or `Invalid`, with the name.
+pub fn check_templates(settings: &HostSettings) -> Result<()> {
+    for (name, path) in &settings.roots.templates {
+        let act = format!(
+            "cannot use SBX_TEMPLATES: {}, which is {name}",
+            path.display()
+        );
+        let found = path.metadata();
+        let found = found.map_err(|error| Error::io(&act, &error))?;
+        let wanted = if cfg!(feature = "file-tools") {
+            "a directory or an archive"
+        } else {
+            "a directory: this build is without the feature file-tools"
+        };
+        let is_archive = found.is_file() && cfg!(feature = "file-tools");
+        if !found.is_dir() && !is_archive {
+            return Err(Error::invalid(format_args!("{act}: it must be {wanted}")));
+        }
+    }
+    Ok(())
 }
 
 /// No block of ids is free.

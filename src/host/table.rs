@@ -145,6 +145,19 @@ impl SandboxTable {
             && !self.changing.contains(&sandbox.id)
     }
 
+    /// Sandboxes of which there is anything.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Sandbox>> {
+        let all = [&self.sandboxes, &self.ending, &self.retried, &self.stuck];
+        all.into_iter().flat_map(HashMap::values)
+    }
+
+    /// Something was done for which the host is needed.
+    pub(super) fn note_request(&mut self) {
+        if let Some(since) = &mut self.empty_since {
+            *since = Instant::now();
+        }
+    }
+
     pub(super) fn is_ending(&self, id: &str) -> bool {
         self.ending.contains_key(id) || self.retried.contains_key(id)
     }

@@ -66,10 +66,12 @@ pub fn is_device_name(text: &str) -> bool {
 const MAX_DEVICE_NAME: usize = 256;
 
 /// A root of a sandbox's own.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RootSpec {
-    /// The name of what it is made of.
+    /// The name of what it is made of, or the id of a snapshot.
     pub template: String,
+    /// The id of the snapshot that this has meant; `None` for a directory of the machine.
+    pub snapshot: Option<String>,
     /// Who runs commands that choose nobody; `None` for whoever the template names.
     pub user: Option<String>,
     /// Whether its files need not outlast a failure of the machine: nothing waits for the disk then.

@@ -34,6 +34,9 @@ const VARIABLES: &[(&str, &str)] = &[
     ("SBX_UID_RANGE", "20000-59999"),
     ("SBX_MIN_LANDLOCK_ABI", "6"),
     ("SBX_ALLOW_UNCONFINED", "0"),
+    ("SBX_SNAPSHOTS_DIR", ".snapshots in SBX_HOMES_DIR"),
+    ("SBX_SNAPSHOTS_BYTES", "unlimited"),
+    ("SBX_SNAPSHOTS_MAX", "unlimited"),
     ("SBX_CDI_DIRS", "/etc/cdi,/var/run/cdi"),
     ("SBX_TCP_PORT_RANGE", "none"),
     ("SBX_ISOLATION", "landlock"),
@@ -224,8 +227,14 @@ fn every_bad_value_is_named_and_ends_the_start_with_status_2() {
     ] {
         expect_refusal("SBX_UID_RANGE", OsStr::new(value));
     }
-    for name in ["SBX_HOMES_DIR", "SBX_TOKEN_FILE"] {
+    for name in ["SBX_HOMES_DIR", "SBX_TOKEN_FILE", "SBX_SNAPSHOTS_DIR"] {
         expect_refusal(name, OsStr::new(""));
+    }
+    expect_refusal("SBX_SNAPSHOTS_DIR", OsStr::new("snapshots"));
+    for name in ["SBX_SNAPSHOTS_BYTES", "SBX_SNAPSHOTS_MAX"] {
+        for value in ["", "-1", "1.5", "1k", "unlimited"] {
+            expect_refusal(name, OsStr::new(value));
+        }
     }
     for value in [
         "",

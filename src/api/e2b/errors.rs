@@ -259,6 +259,7 @@ impl From<Error> for E2bError {
             | Kind::NotRunning
             | Kind::NotPossible
             | Kind::ReadOnly
+            | Kind::InUse
             | Kind::IdInUse
             | Kind::ContextDead
             | Kind::NotAsked

@@ -34,6 +34,7 @@ impl From<Error> for Refusal {
             Kind::Paused => (409, "paused"),
             Kind::NotPossible => (409, "not_possible"),
             Kind::ReadOnly => (409, "read_only"),
+            Kind::InUse => (409, "in_use"),
             Kind::IdInUse => (409, "id_in_use"),
             Kind::ContextDead => (409, "context_dead"),
             Kind::NotAsked => (409, "not_asked"),

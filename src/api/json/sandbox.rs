@@ -1,7 +1,6 @@
 //! Sandboxes and their server in JSON.
 
 use serde::Serialize;
-use serde_json::value::{RawValue, to_raw_value};
 
 use super::command::environment;
 use super::network::{self, NetworkPolicyDocument};
@@ -161,14 +160,14 @@ pub(in crate::api) const PROTOCOL: u32 = 3;
 
 /// `GET /health`.
 #[derive(Serialize)]
-pub(in crate::api) struct Health<'a> {
+pub(in crate::api) struct Health {
     pub(in crate::api) status: &'static str,
     pub(in crate::api) version: &'static str,
     pub(in crate::api) protocol: u32,
     pub(in crate::api) uptime_ms: u128,
     pub(in crate::api) mode: &'static str,
     pub(in crate::api) sandboxes: usize,
-    pub(in crate::api) isolation: &'a RawValue,
+    pub(in crate::api) isolation: MachineDocument,
 }
 
 /// `GET /v1/access`.
@@ -201,9 +200,9 @@ pub(in crate::api) struct MachineDocument {
 }
 
 impl MachineDocument {
-    /// The machine's capabilities as JSON; constant, so callers cache it.
-    pub(in crate::api) fn of(machine: &Machine) -> Box<RawValue> {
-        let isolation = Self {
+    /// The machine's capabilities.
+    pub(in crate::api) fn of(machine: &Machine) -> Self {
+        Self {
             always: IsolationDocument::of(machine),
             postures: machine.network_policies(),
             isolations: machine.isolations(),
@@ -211,8 +210,7 @@ impl MachineDocument {
             no_private_root: machine.lack_of_roots(),
             default: machine.default_isolation(),
             limits: machine.limits(),
-        };
-        to_raw_value(&isolation).expect("names and numbers are JSON")
+        }
     }
 }
 
@@ -275,6 +273,9 @@ pub(in crate::api) struct SandboxDocument {
     /// What a root of its own was made of.
     #[serde(skip_serializing_if = "Option::is_none")]
     template: Option<String>,
+    /// The snapshot that this was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snapshot: Option<String>,
     /// Who runs commands that choose nobody, in a root of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     user: Option<String>,
@@ -352,6 +353,7 @@ impl SandboxDocument {
             devices: sandbox.spec.devices.clone(),
             root: root.map_or("shared", |_| "private"),
             template: root.map(|(spec, ..)| spec.template.clone()),
+            snapshot: root.and_then(|(spec, ..)| spec.snapshot.clone()),
             user: root.map(|(_, user, _)| user.to_owned()),
             ids: root.map(|(.., first)| IdsDocument {
                 first,

@@ -52,7 +52,6 @@ pub(super) fn access(call: &Call<'_, '_>) -> Answer {
 /// `GET /health`.
 pub(super) fn health(call: &Call<'_, '_>) -> Answer {
     let machine = &call.context.machine;
-    let isolation = &call.context.isolation;
     Ok(Response::json(&Health {
         status: "ok",
         version: env!("CARGO_PKG_VERSION"),
@@ -60,6 +59,6 @@ pub(super) fn health(call: &Call<'_, '_>) -> Answer {
         uptime_ms: machine.uptime().as_millis(),
         mode: machine.mode(),
         sandboxes: machine.sandboxes(),
-        isolation: isolation.get_or_init(|| MachineDocument::of(machine)),
+        isolation: MachineDocument::of(machine),
     }))
 }

@@ -24,7 +24,7 @@ use super::homes::{Homes, names_in};
 use super::ids::is_id;
 use crate::config::Secret;
 use crate::error::{Error, Kind, Result};
-use crate::sys::paths::{openat, renameat, unlinkat};
+use crate::sys::paths::{renameat, unlinkat};
 use crate::threads::Thread;
 use crate::threads::lock::{Mutex, lock};
 use crate::{fault, logging, sys};

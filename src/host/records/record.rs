@@ -77,9 +77,25 @@ impl fmt::Display for Unreadable {
 }
 
 /// Writes the members of a JSON object.
-struct Members(String);
+pub(in crate::host) struct Members(String);
 
 impl Members {
+    /// An object that begins with the number of the layout.
+    pub(in crate::host) fn of_record(format: u64) -> Self {
+        let mut members = Self::begin();
+        members.number("format", Some(format));
+        members
+    }
+
+    /// The text of a record, which ends with these members.
+    pub(in crate::host) fn seal(self) -> Vec<u8> {
+        let mut text = self.end();
+        text.push('\n');
+        let digest = format!("{:x}\n", Sha256::digest(&text));
+        text += &digest;
+        text.into_bytes()
+    }
+
     fn begin() -> Self {
         Self(String::from("{"))
     }
@@ -97,11 +113,11 @@ impl Members {
         self.0 += &json;
     }
 
-    fn number(&mut self, name: &str, number: Option<u64>) {
+    pub(in crate::host) fn number(&mut self, name: &str, number: Option<u64>) {
         self.raw(name, number.map(|number| number.to_string()));
     }
 
-    fn text(&mut self, name: &str, text: Option<&str>) {
+    pub(in crate::host) fn text(&mut self, name: &str, text: Option<&str>) {
         self.raw(name, text.map(quoted));
     }
 
@@ -128,8 +144,7 @@ impl Record {
     /// The text of the record.
     pub(super) fn to_text(&self) -> Vec<u8> {
         let (spec, phase) = (&*self.spec, self.phase);
-        let mut members = Members::begin();
-        members.number("format", Some(FORMAT));
+        let mut members = Members::of_record(FORMAT);
         members.text("id", Some(&self.id));
         members.number("number", Some(self.number));
         members.number("uid", Some(self.uid.into()));
@@ -188,17 +203,14 @@ impl Record {
         members.text("template", Some(&spec.template));
         if let Some(root) = &spec.root {
             members.text("root_template", Some(&root.template));
+            members.text("root_snapshot", root.snapshot.as_deref());
             members.text("root_user", root.user.as_deref());
             members.flag("root_volatile", root.is_volatile);
         }
         members.text("key", spec.key.as_deref());
         let shown_home = spec.shown_home.as_ref();
         members.text("shown_home", shown_home.and_then(|path| path.to_str()));
-        let mut text = members.end();
-        text.push('\n');
-        let digest = format!("{:x}\n", Sha256::digest(&text));
-        text += &digest;
-        text.into_bytes()
+        members.seal()
     }
 
     /// Reads the text of a record.
@@ -206,17 +218,29 @@ impl Record {
     /// # Errors
     /// It is none, or a later version's.
     pub(super) fn parse(text: &[u8]) -> std::result::Result<Self, Unreadable> {
-        let line = text.iter().position(|byte| *byte == b'\n');
-        let (document, digest) = text.split_at(line.ok_or(Unreadable::Broken)? + 1);
-        if format!("{:x}\n", Sha256::digest(document)).as_bytes() != digest {
-            return Err(Unreadable::Broken);
-        }
-        let mut fields = Fields::parse(document).map_err(|_| Unreadable::Broken)?;
-        match fields.whole("format", 0..=u64::MAX) {
-            Ok(Some(FORMAT)) => read(&mut fields).map_err(|_| Unreadable::Broken),
-            Ok(Some(format)) if format > FORMAT => Err(Unreadable::Newer(format)),
-            _ => Err(Unreadable::Broken),
-        }
+        let mut fields = unseal(text, FORMAT)?;
+        read(&mut fields).map_err(|_| Unreadable::Broken)
+    }
+}
+
+/// The members of a record in a layout.
+///
+/// # Errors
+/// It is none, or a later version's.
+pub(in crate::host) fn unseal(
+    text: &[u8],
+    format: u64,
+) -> std::result::Result<Fields<'_>, Unreadable> {
+    let line = text.iter().position(|byte| *byte == b'\n');
+    let (document, digest) = text.split_at(line.ok_or(Unreadable::Broken)? + 1);
+    if format!("{:x}\n", Sha256::digest(document)).as_bytes() != digest {
+        return Err(Unreadable::Broken);
+    }
+    let mut fields = Fields::parse(document).map_err(|_| Unreadable::Broken)?;
+    match fields.whole("format", 0..=u64::MAX) {
+        Ok(Some(found)) if found == format => Ok(fields),
+        Ok(Some(found)) if found > format => Err(Unreadable::Newer(found)),
+        _ => Err(Unreadable::Broken),
     }
 }
 
@@ -283,6 +307,7 @@ fn read(fields: &mut Fields<'_>) -> Result<Record> {
         root: match fields.string("root_template")? {
             Some(template) => Some(RootSpec {
                 template,
+                snapshot: fields.string("root_snapshot")?,
                 user: fields.string("root_user")?,
                 is_volatile: flag(fields, "root_volatile")?,
             }),
@@ -441,6 +466,7 @@ mod tests {
             root_choice: RootChoice::default(),
             root: Some(RootSpec {
                 template: "python".to_owned(),
+                snapshot: Some("s-1".to_owned()),
                 user: Some("user".to_owned()),
                 is_volatile: true,
             }),
