@@ -46,7 +46,10 @@ const PARTS: [Part; 6] = [
         feature: "file-tools",
         what: "tools for files",
         is_built: cfg!(feature = "file-tools"),
-        is_for: |_, path| OF_FILE_TOOLS.iter().any(|route| is_inside(path, route)),
+        is_for: |_, path| {
+            let is_file_tool = OF_FILE_TOOLS.iter().any(|route| is_inside(path, route));
+            is_file_tool || is_below(path, &["/v1/snapshots"])
+        },
     },
     Part {
         feature: "attach",
@@ -202,6 +205,8 @@ mod tests {
             ("/v1/files/grep", "", &["file-tools"]),
             ("/v1/files/watches/w/events", "", &["file-tools"]),
             ("/v1/sandboxes/a/files/archive", "", &["file-tools"]),
+            ("/v1/snapshots", "", &["file-tools"]),
+            ("/v1/snapshots/s-1/archive", "", &["file-tools"]),
             ("/execute", "", &["interpreter"]),
             ("/sandboxes/a/execute", "", &["interpreter"]),
             ("/v1/languages", "", &["interpreter"]),
@@ -231,6 +236,7 @@ mod tests {
             "/v1/sandboxes/a/files/read",
             "/v1/sandboxes/grep",
             "/v1/proxy/80/mcp",
+            "/v1/sandboxes/a/snapshots",
             "/v1/mcps",
             "/consoles",
         ] {

@@ -53,6 +53,7 @@ mod regression;
 mod release;
 mod roots;
 mod runs;
+mod snapshots;
 mod tenants;
 mod terminals;
 mod walls;

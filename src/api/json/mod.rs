@@ -14,6 +14,8 @@ pub(in crate::api) mod network;
 pub(in crate::api) mod sandbox;
 pub(in crate::api) mod search;
 pub(super) mod settings;
+#[cfg(feature = "file-tools")]
+pub(in crate::api) mod snapshot;
 pub(in crate::api) mod watch;
 
 #[cfg(test)]

@@ -96,6 +96,7 @@ mod tests {
             let pattern = route
                 .pattern
                 .replace("{sandbox}", "{sandbox_id}")
+                .replace("{snapshot}", "{snapshot_id}")
                 .replace("{process}", "{process_id}")
                 .replace("{context}", "{context_id}")
                 .replace("{execution}", "{execution_id}")

@@ -34,6 +34,8 @@ mod selection;
 mod server;
 #[cfg(feature = "interpreter")]
 mod simple;
+#[cfg(feature = "file-tools")]
+mod snapshots;
 mod venv;
 #[cfg(feature = "file-tools")]
 mod watches;
@@ -148,6 +150,11 @@ fn answer(context: &Context, request: &mut Request<'_>, target: &Target<'_>) -> 
             Ok(call.tell_ignored(response))
         }
         Operation::Sandbox(answer) => answer(&call, context.machine.host()?, captures.sandbox),
+        #[cfg(feature = "file-tools")]
+        Operation::Snapshot(answer) => {
+            let response = answer(&mut call, context.machine.host()?, captures.snapshot)?;
+            Ok(call.tell_ignored(response))
+        }
         Operation::OwnSandbox(answer) => {
             let response = answer(&mut call, context.machine.host()?, captures.sandbox)?;
             Ok(call.tell_ignored(response))

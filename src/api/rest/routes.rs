@@ -12,7 +12,7 @@ use super::call::{Answer, Call};
 #[cfg(feature = "interpreter")]
 use super::contexts;
 #[cfg(feature = "file-tools")]
-use super::{archives, edit, search, watches};
+use super::{archives, edit, search, snapshots, watches};
 use super::{
     commands, contract, files, metrics, network, ports, sandboxes, selection, server, venv,
 };
@@ -48,6 +48,9 @@ pub(super) enum Operation {
     Server(fn(&Call<'_, '_>) -> Answer),
     /// About all sandboxes, with the host token.
     Sandboxes(fn(&mut Call<'_, '_>, &Host) -> Answer),
+    /// About one snapshot, with the host token.
+    #[cfg(feature = "file-tools")]
+    Snapshot(fn(&mut Call<'_, '_>, &Host, &str) -> Answer),
     /// About one sandbox, with the host token.
     Sandbox(fn(&Call<'_, '_>, &Host, &str) -> Answer),
     /// About one sandbox, with its own or the host token.
@@ -100,6 +103,8 @@ pub(super) const ROUTES: &[&[Route]] = &[
     ATTACH,
     #[cfg(feature = "file-tools")]
     FILE_TOOLS,
+    #[cfg(feature = "file-tools")]
+    SNAPSHOTS,
     #[cfg(feature = "console")]
     TICKETS,
     #[cfg(feature = "interpreter")]
@@ -176,6 +181,16 @@ const FILE_TOOLS: &[Route] = &[
     row(GET, "files/watches/{watch}/events", "watches", &["after", "timeout"], In(Watch(watches::events))),
     row(GET, "files/archive", "archive", &["path", "format", "include", "exclude", "gitignore", "errors", "newer_than_ms", "user"], In(Plain(archives::pack))),
     row(PUT, "files/archive", "archive", &["path", "mkdir", "strip", "overwrite", "atomic", "dry_run", "owners", "max_bytes", "max_files", "user"], In(Plain(archives::unpack))),
+];
+
+#[cfg(feature = "file-tools")]
+#[rustfmt::skip]
+const SNAPSHOTS: &[Route] = &[
+    row(GET, "/v1/snapshots", "snapshots", &["name", "after", "limit"], Sandboxes(snapshots::list)),
+    row(PUT, "/v1/snapshots", "snapshots", &["name"], Sandboxes(snapshots::import)),
+    row(GET, "/v1/snapshots/{snapshot}", "snapshot", &[], Operation::Snapshot(snapshots::describe)),
+    row(DELETE, "/v1/snapshots/{snapshot}", "snapshot", &[], Operation::Snapshot(snapshots::delete)),
+    row(GET, "/v1/snapshots/{snapshot}/archive", "snapshot_archive", &["format"], Operation::Snapshot(snapshots::archive)),
 ];
 
 #[cfg(feature = "console")]
@@ -282,10 +297,11 @@ pub(in crate::api) struct Target<'a> {
     pub(super) captures: Captures<'a>,
 }
 
-/// The values of `{sandbox}`, `{process}`, `{context}`, `{execution}`, `{watch}`, `{port}` and `{path}` in a path.
+/// The values of `{sandbox}`, `{snapshot}`, `{process}`, `{context}`, `{execution}`, `{watch}`, `{port}` and `{path}` in a path.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Captures<'a> {
     pub(super) sandbox: &'a str,
+    pub(super) snapshot: &'a str,
     pub(super) process: &'a str,
     pub(super) context: &'a str,
     pub(super) execution: &'a str,
@@ -413,6 +429,7 @@ fn capture<'a>(pattern: &'static str, path: &'a [u8]) -> Option<Captures<'a>> {
         match expected {
             "{port}" => captures.port = segment,
             "{sandbox}" => captures.sandbox = text().filter(|id| !id.is_empty())?,
+            "{snapshot}" => captures.snapshot = text().filter(|id| !id.is_empty())?,
             "{watch}" => captures.watch = text().filter(|id| !id.is_empty())?,
             "{context}" => captures.context = text().filter(|id| !id.is_empty())?,
             "{execution}" => captures.execution = text().filter(|id| !id.is_empty())?,
@@ -635,6 +652,8 @@ mod tests {
         {
             let parameter = match operation {
                 Sandbox(_) | OwnSandbox(_) => "{sandbox}",
+                #[cfg(feature = "file-tools")]
+                Operation::Snapshot(_) => "{snapshot}",
                 In(Process(_)) | Run(Process(_)) => "{process}",
                 In(InWorkspace::Context(_)) | Run(InWorkspace::Context(_)) => "{context}",
                 In(InWorkspace::Execution(_)) | Run(InWorkspace::Execution(_)) => "{execution}",

@@ -156,11 +156,17 @@ fn in_both_modes(test: impl Fn(&Place)) {
 
 /// An archive that is put together block by block.
 #[derive(Default, Clone)]
-struct Tar(Vec<u8>);
+pub(crate) struct Tar(Vec<u8>);
 
 impl Tar {
     /// A header that can say anything: type, name, content of a link, mode, size.
-    fn header(typeflag: u8, name: &[u8], link: &[u8], mode: u32, size: u64) -> [u8; BLOCK] {
+    pub(crate) fn header(
+        typeflag: u8,
+        name: &[u8],
+        link: &[u8],
+        mode: u32,
+        size: u64,
+    ) -> [u8; BLOCK] {
         let mut block = [0; BLOCK];
         let mut put = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);
         put(0, &name[..name.len().min(100)]);
@@ -176,19 +182,19 @@ impl Tar {
     }
 
     /// Sets the checksum.
-    fn seal(block: &mut [u8; BLOCK]) {
+    pub(crate) fn seal(block: &mut [u8; BLOCK]) {
         block[148..156].fill(b' ');
         let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
         block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
     }
 
-    fn raw(mut self, bytes: &[u8]) -> Self {
+    pub(crate) fn raw(mut self, bytes: &[u8]) -> Self {
         self.0.extend_from_slice(bytes);
         self
     }
 
     /// Content, filled up to a whole block.
-    fn content(self, bytes: &[u8]) -> Self {
+    pub(crate) fn content(self, bytes: &[u8]) -> Self {
         let padding = bytes.len().next_multiple_of(BLOCK) - bytes.len();
         self.raw(bytes).raw(&vec![0; padding])
     }
@@ -228,7 +234,7 @@ impl Tar {
     }
 
     /// An extended header with these records.
-    fn pax(self, records: &[(&str, &[u8])]) -> Self {
+    pub(crate) fn pax(self, records: &[(&str, &[u8])]) -> Self {
         let data: Vec<u8> = records
             .iter()
             .flat_map(|(key, value)| record(key, value))
@@ -239,7 +245,7 @@ impl Tar {
     }
 
     /// The archive, with its end.
-    fn end(self) -> Vec<u8> {
+    pub(crate) fn end(self) -> Vec<u8> {
         self.raw(&[0; 2 * BLOCK]).0
     }
 }

@@ -6,6 +6,7 @@
 mod devices;
 mod kills;
 mod machine;
+mod templates;
 pub(crate) mod users;
 mod walls;
 
@@ -103,7 +104,7 @@ impl Template {
 }
 
 /// Why a server makes no roots; `None` if it does.
-fn lack(server: &Server) -> Option<String> {
+pub(crate) fn lack(server: &Server) -> Option<String> {
     let health = server.get("/health").json();
     health["isolation"]["no_private_root"]
         .as_str()

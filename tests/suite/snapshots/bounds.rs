@@ -1,0 +1,239 @@
+//! Bounds, and what happens at the same time: several imports, and a server that is killed.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+
+use serde_json::Value;
+
+use super::{
+    Member, SNAPSHOTS, archive, check_tidy, file, id_of, listed, made, needs_store, put, store,
+    store_of, with,
+};
+use crate::archives::Tar;
+use crate::faults::panics::{faulty_program, start};
+use crate::fixture::{
+    Connection, PATIENCE, Server, assert_error, names_in, random_bytes, wait_until,
+};
+use crate::host::in_place_of;
+
+/// Begins to send an archive, and returns when the server unpacks it.
+fn begin(server: &Server, name: &str, archive: &[u8], end: usize) -> Connection {
+    let before = names_in(store(server)).len();
+    let mut connection = server.connect();
+    let token = server.token.as_deref().unwrap();
+    let head = format!(
+        "PUT {SNAPSHOTS}?name={name} HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: {token}\r\nContent-Length: {}\r\n\r\n",
+        archive.len()
+    );
+    connection.send(head.as_bytes());
+    connection.send(&archive[..end]);
+    wait_until("it has begun", PATIENCE, || {
+        names_in(store(server)).len() > before
+    });
+    connection
+}
+
+#[test]
+fn the_bounds_hold_and_leave_nothing() {
+    let bytes = 100_000;
+    needs_store!(
+        server,
+        "SBX_SNAPSHOTS_BYTES" = bytes,
+        "SBX_SNAPSHOTS_MAX" = 2
+    );
+    let small = archive(&[file("a", &vec![b'x'; 10_000])]);
+    let large = archive(&[file("a", &vec![b'x'; 60_000])]);
+    let many: Vec<String> = (0..30).map(|number| number.to_string()).collect();
+    let many: Vec<_> = many.iter().map(|name| file(name, b"")).collect();
+    for (what, bomb) in [
+        ("content", archive(&[file("a", &vec![b'x'; 100_001])])),
+        (
+            "a sum",
+            archive(&[
+                file("a", &vec![b'x'; 60_000]),
+                file("b", &vec![b'x'; 60_000]),
+            ]),
+        ),
+        // The holes of a sparse file count.
+        ("a hole", {
+            let sparse: &[(&str, &[u8])] = &[
+                ("GNU.sparse.size", b"1099511627776"),
+                ("GNU.sparse.map", b"0,1"),
+            ];
+            with(Tar::default().pax(sparse), &[file("a", b"x")]).end()
+        }),
+        ("empty files", archive(&many)),
+        (
+            "a device with content",
+            archive(&[
+                file("a", &[b'x'; 1000]),
+                Member {
+                    typeflag: b'9',
+                    content: &vec![0; 200_000],
+                    ..file("b", b"")
+                },
+            ]),
+        ),
+    ] {
+        assert_error(&put(&server, "a", &bomb), 507, "no_space");
+        assert_eq!(names_in(store(&server)), Vec::<String>::new(), "{what}");
+    }
+    made(&server, "a", &large);
+    // The rest is too small for another one.
+    assert_error(&put(&server, "b", &large), 507, "no_space");
+    made(&server, "b", &small);
+    assert_error(&put(&server, "c", &archive(&[])), 507, "no_space");
+    check_tidy(&server);
+    assert_eq!(server.delete(&format!("{SNAPSHOTS}/a")).status, 200);
+    made(&server, "c", &large);
+    check_tidy(&server);
+    // They hold after a restart as before.
+    let place = server.place.take().unwrap();
+    server.signal(libc::SIGKILL);
+    server.wait_for_exit(PATIENCE);
+    server = in_place_of(&place)
+        .env("SBX_SNAPSHOTS_BYTES", bytes)
+        .start();
+    server.place = Some(place);
+    assert_error(&put(&server, "d", &large), 507, "no_space");
+    check_tidy(&server);
+}
+
+#[test]
+fn imports_at_the_same_time_do_not_pass_the_bounds_together() {
+    needs_store!(
+        server,
+        "SBX_SNAPSHOTS_BYTES" = 100_000,
+        "SBX_SNAPSHOTS_MAX" = 2
+    );
+    let large = archive(&[file("a", &vec![b'x'; 60_000])]);
+    let mut first = begin(&server, "a", &large, 2000);
+    let mut second = begin(&server, "b", &large, 2000);
+    // Those that are not complete count.
+    assert_error(&put(&server, "c", &large), 507, "no_space");
+    first.send(&large[2000..]);
+    assert_eq!(first.read_reply().status, 201);
+    second.send(&large[2000..]);
+    let reply = second.read_reply();
+    assert_error(&reply, 507, "no_space");
+    assert_eq!(listed(&server).len(), 1);
+    check_tidy(&server);
+}
+
+#[test]
+fn of_imports_of_one_name_the_last_has_it() {
+    needs_store!(server);
+    let [one, two] = [b"1", b"2"].map(|content| archive(&[file("a", content)]));
+    let mut first = begin(&server, "a", &one, 300);
+    let mut second = begin(&server, "a", &two, 300);
+    assert_eq!(
+        listed(&server),
+        Vec::<Value>::new(),
+        "half of one does not show"
+    );
+    second.send(&two[300..]);
+    let second = second.read_reply().json();
+    first.send(&one[300..]);
+    let first = first.read_reply().json();
+    assert_eq!(
+        (&first["name"], &second["name"]),
+        (&"a".into(), &"a".into())
+    );
+    assert_eq!(server.get(&format!("{SNAPSHOTS}/a")).json(), first);
+    let named: Vec<_> = listed(&server)
+        .into_iter()
+        .map(|one| one["name"].clone())
+        .collect();
+    assert_eq!(named, [Value::Null, "a".into()]);
+    // A storm leaves as many as have succeeded, and one with the name.
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| made(&server, "a", &one));
+        }
+    });
+    let all = listed(&server);
+    assert_eq!(all.len(), 6);
+    assert_eq!(all.iter().filter(|one| one["name"] == "a").count(), 1);
+    check_tidy(&server);
+}
+
+#[test]
+fn a_server_that_is_killed_in_an_import_leaves_nothing_to_the_next() {
+    needs_store!(server);
+    let whole = archive(&[file("a", &[b'x'; 2000]), file("b", &[b'x'; 2000])]);
+    let kept = id_of(&made(&server, "kept", &whole));
+    for end in [300, 3000, whole.len() - 600] {
+        let _connection = begin(&server, "a", &whole, end);
+        let place = server.place.take().unwrap();
+        server.signal(libc::SIGKILL);
+        server.wait_for_exit(PATIENCE);
+        assert_eq!(names_in(store_of(&place)).len(), 3, "half of one is there");
+        // What a server may leave that is killed while it writes a record.
+        fs::write(store_of(&place).join(format!("{kept}.writing")), "half").unwrap();
+        server = in_place_of(&place).start();
+        server.place = Some(place);
+        assert_eq!(
+            listed(&server).iter().map(id_of).collect::<Vec<_>>(),
+            std::slice::from_ref(&kept)
+        );
+        check_tidy(&server);
+    }
+}
+
+/// What a server has that is killed, or whose request panics, at a place of the test's choice.
+#[test]
+fn a_panic_or_a_kill_between_two_steps_leaves_a_whole_snapshot_or_none() {
+    needs_store!(_able);
+    let program: &Path = faulty_program();
+    let whole = archive(&[file("a", b"1")]);
+    let builder = Server::host()
+        .env("SBX_FAULT", "snapshot")
+        .env("SBX_SNAPSHOTS_MAX", 1);
+    let server = start(builder, program);
+    assert_error(&put(&server, "a", &whole), 500, "internal");
+    check_tidy(&server);
+    made(&server, "a", &whole);
+    for (fault, expected) in [("snapshot", 1), ("snapshot record", 2)] {
+        let mut server = Server::host().start();
+        let first = id_of(&made(&server, "a", &whole));
+        let place = server.place.take().unwrap();
+        server.signal(libc::SIGTERM);
+        server.wait_for_exit(PATIENCE);
+        let builder = in_place_of(&place).env("SBX_FAULT", format!("{fault}:kill"));
+        server = start(builder, program);
+        let mut connection = server.connect();
+        connection.send_request("PUT", &format!("{SNAPSHOTS}?name=a"), &[], &whole);
+        server.wait_for_exit(PATIENCE);
+        server = in_place_of(&place).start();
+        server.place = Some(place);
+        let all = listed(&server);
+        assert_eq!(all.len(), expected, "{fault}");
+        assert_eq!(id_of(&all[0]), first);
+        // Of two records with one name the later one counts.
+        let named: Vec<_> = all.iter().filter(|one| one["name"] == "a").collect();
+        assert_eq!(named, [all.last().unwrap()], "{fault}");
+        check_tidy(&server);
+    }
+}
+
+#[test]
+fn a_snapshot_that_is_read_is_not_deleted() {
+    needs_store!(server);
+    // More than sockets hold.
+    let content = random_bytes(32 << 20, 1);
+    made(&server, "a", &archive(&[file("a", &content)]));
+    let mut reader = server.connect();
+    let token = server.token.as_deref().unwrap();
+    let head = format!(
+        "GET {SNAPSHOTS}/a/archive HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: {token}\r\n\r\n"
+    );
+    reader.send(head.as_bytes());
+    assert_eq!(reader.read_head().status, 200);
+    assert_error(&server.delete(&format!("{SNAPSHOTS}/a")), 409, "in_use");
+    drop(reader);
+    wait_until("it can be deleted", PATIENCE, || {
+        server.delete(&format!("{SNAPSHOTS}/a")).status == 200
+    });
+    check_tidy(&server);
+}
