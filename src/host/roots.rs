@@ -219,6 +219,10 @@ impl Roots {
     /// # Errors
     /// Those of [`Store::import_file`].
     fn import_archives(&self, ledger: &Arc<Ledger>) -> Result<()> {
+        // So that a build without archives has nothing of them: the linker drops what is not called.
+        if !cfg!(feature = "file-tools") {
+            return Ok(());
+        }
         for (name, path) in self.archives.iter().filter(|_| self.lack.is_none()) {
             let imported = self.store.import_file(name, path, ledger);
             imported.map_err(|error| {
