@@ -361,8 +361,8 @@ impl Confinement {
         self.root.as_ref().map(|root| root.names())
     }
 
-    /// Whom files are accessed as for a user of a root of their own, whether that is its root, and where commands of the user
-    /// start; `None` without such a root.
+    /// Whom files are accessed as for a user of a root of their own, whether that is its root, and where relative paths of
+    /// the user begin; `None` without such a root.
     ///
     /// # Errors
     /// As [`Confinement::account`].
@@ -371,7 +371,7 @@ impl Confinement {
             return Ok(None);
         };
         let account = root.account(Some(user))?;
-        let start = root.start_of(&account).display().to_string();
+        let start = root.home_of(&account).display().to_string();
         let owner = root.outside(account.uid, account.gid);
         Ok(Some((owner, account.uid == 0, start)))
     }

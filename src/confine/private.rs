@@ -57,6 +57,8 @@ pub struct PrivateRoot {
     tree: Arc<OwnedFd>,
     /// Who runs commands that choose nobody.
     user: String,
+    /// Where commands start that choose nothing, if that is a directory.
+    directory: Option<String>,
     /// The namespace of the last run, and how many processes it allows. Guards the value alone.
     users: Mutex<Option<(u64, Arc<UserNamespace>)>>,
     /// Guards what is known of its accounts, and the reading of their lists: one thread has them in memory at a time.
@@ -103,6 +105,7 @@ impl PrivateRoot {
             first,
             tree: Arc::new(tree),
             user: spec.user.as_deref().unwrap_or(USUAL_ACCOUNT).to_owned(),
+            directory: spec.directory.clone(),
             users: Mutex::default(),
             accounts: Mutex::default(),
         }))
@@ -207,13 +210,26 @@ impl PrivateRoot {
         sys::open_inside(self.tree.as_fd(), path.as_ref().as_bytes(), flags)
     }
 
-    /// Where commands of an account start: its home, or the root if that is none.
-    pub(super) fn start_of<'a>(&self, account: &'a Account) -> &'a Path {
+    /// Where commands of an account start: in the directory of the template, or in its home.
+    pub(super) fn start_of<'a>(&'a self, account: &'a Account) -> &'a Path {
+        let own = self.directory.as_deref().map(Path::new);
+        let own = own.filter(|own| self.is_directory(own));
+        own.unwrap_or_else(|| self.home_of(account))
+    }
+
+    /// Where relative paths of an account begin: its home, or the root if that is none.
+    pub(super) fn home_of<'a>(&self, account: &'a Account) -> &'a Path {
         let home = Path::new(&account.home);
-        match self.find(home) {
-            Ok(found) if found.st_mode & libc::S_IFMT == libc::S_IFDIR => home,
-            _ => Path::new("/"),
+        if self.is_directory(home) {
+            home
+        } else {
+            Path::new("/")
         }
+    }
+
+    fn is_directory(&self, path: &Path) -> bool {
+        self.find(path)
+            .is_ok_and(|found| found.st_mode & libc::S_IFMT == libc::S_IFDIR)
     }
 
     fn find(&self, path: &Path) -> nix::Result<FileStat> {

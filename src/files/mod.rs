@@ -38,8 +38,8 @@ pub mod watch;
 mod write;
 
 pub use archive::{
-    BrokenOff, Extent, Input, Kept, Overwrite, Packed, Packing, SENT_BYTES, Sink, Skipped, Source,
-    Unpacked, Unpacking,
+    BrokenOff, Extent, Input, Kept, Layer, Overwrite, Packed, Packing, SENT_BYTES, Sink, Skipped,
+    Source, Unpacked, Unpacking,
 };
 pub use chmod::Changed;
 pub use condition::{Condition, Patient, Turn};

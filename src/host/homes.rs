@@ -207,6 +207,15 @@ impl Homes {
         ids_in(&self.directory).map_err(|errno| Error::system("cannot read SBX_HOMES_DIR", errno))
     }
 
+    /// The directory that the homes are in.
+    ///
+    /// # Errors
+    /// `System` if there is no descriptor left.
+    pub(super) fn directory(&self) -> Result<OwnedFd> {
+        let copy = self.directory.try_clone();
+        copy.map_err(|error| Error::io("cannot open the homes", &error))
+    }
+
     /// Opens a directory among the homes that only root can enter, and makes it if it is missing.
     ///
     /// # Errors
@@ -368,7 +377,7 @@ fn ids_in(directory: &OwnedFd) -> nix::Result<Vec<String>> {
 ///
 /// # Errors
 /// The directory cannot be made; `EPERM` if something else has the name.
-fn open_private(parent: &OwnedFd, name: &str) -> nix::Result<OwnedFd> {
+pub(super) fn open_private(parent: &OwnedFd, name: &str) -> nix::Result<OwnedFd> {
     match mkdirat(parent, name, Mode::S_IRWXU) {
         // Instead of EEXIST on a read-only file system.
         Ok(()) | Err(Errno::EEXIST | Errno::EROFS) => {}

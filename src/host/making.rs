@@ -45,6 +45,8 @@ impl Host {
         spec: &SandboxSpec,
     ) -> Result<(Vec<Arc<Sandbox>>, Option<Shortage>)> {
         let (root, pin) = self.root_of(spec)?;
+        let mut environment = pin.as_ref().map_or_else(Vec::new, Pin::environment);
+        environment.extend_from_slice(&spec.environment);
         let isolation = match &root {
             Some(_) => Isolation::Namespaces,
             None => self.isolation_of(spec),
@@ -65,6 +67,7 @@ impl Host {
         let view = FileView::new(isolation, root.is_some());
         let grants = self.grants(spec, view, None)?;
         let spec = Arc::new(SandboxSpec {
+            environment: environment.into(),
             isolation: Some(isolation),
             root: root.clone(),
             network: Some(network.clone()),
@@ -204,10 +207,13 @@ impl Host {
             return Err(Error::invalid(text));
         }
         let (template, pin) = self.roots.choose(template, &self.budget)?;
+        let snapshot = pin.as_ref().map(Pin::snapshot);
+        let settings = snapshot.map(|snapshot| &snapshot.settings);
         let root = RootSpec {
             template,
-            snapshot: pin.as_ref().map(|pin| pin.snapshot().id.clone()),
-            user,
+            snapshot: snapshot.map(|snapshot| snapshot.id.clone()),
+            user: user.or_else(|| settings?.user.clone()),
+            directory: settings.and_then(|settings| settings.directory.clone()),
             is_volatile,
         };
         Ok((Some(root), pin))

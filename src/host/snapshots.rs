@@ -8,6 +8,7 @@ use crate::error::{Error, Kind, Result};
 use crate::files::{Input, Root};
 use crate::limits::ledger::Ledger;
 use crate::logging;
+use crate::spec::sandbox::SandboxSpec;
 
 impl Host {
     /// All snapshots, in the order of their creation.
@@ -58,11 +59,17 @@ impl Host {
     pub fn delete_snapshot(&self, key: &str) -> Result<(String, bool)> {
         let user_of = |id: &str| {
             let table = self.table();
-            let of_sandboxes = table.all().find(|sandbox| {
-                let root = sandbox.spec.root.as_ref();
+            let is_made_of = |spec: &SandboxSpec| {
+                let root = spec.root.as_ref();
                 root.is_some_and(|root| root.snapshot.as_deref() == Some(id))
-            });
-            of_sandboxes.map(|sandbox| sandbox.id.clone())
+            };
+            let sandboxes = table.all().map(|sandbox| (&sandbox.spec, &sandbox.id));
+            // Those that cannot be taken over yet need it, too.
+            let unready = table.unready.iter();
+            let unready = unready.map(|own| (&own.record.spec, &own.record.id));
+            let mut all = sandboxes.chain(unready);
+            let found = all.find(|(spec, _)| is_made_of(spec));
+            found.map(|(_, id)| id.clone())
         };
         let (id, is_removing) = self.roots.store.remove(key, &user_of)?;
         logging::info(format_args!("snapshot {id} deleted"));

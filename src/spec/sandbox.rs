@@ -74,6 +74,8 @@ pub struct RootSpec {
     pub snapshot: Option<String>,
     /// Who runs commands that choose nobody; `None` for whoever the template names.
     pub user: Option<String>,
+    /// Where commands start, if that is a directory; else, and for `None`, in the home of their user.
+    pub directory: Option<String>,
     /// Whether its files need not outlast a failure of the machine: nothing waits for the disk then.
     pub is_volatile: bool,
 }

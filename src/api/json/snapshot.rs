@@ -7,6 +7,8 @@ use crate::host::Snapshot;
 
 /// A snapshot.
 pub(in crate::api) fn document(snapshot: &Snapshot) -> Value {
+    let settings = &snapshot.settings;
+    let names = settings.environment.iter().map(|(name, _)| &**name);
     object! {
         "id": &*snapshot.id,
         "name": snapshot.name.as_deref(),
@@ -16,6 +18,11 @@ pub(in crate::api) fn document(snapshot: &Snapshot) -> Value {
         "files": snapshot.files,
         "bytes": snapshot.bytes,
         "skipped": snapshot.skipped,
-        "settings": object! {},
+        // What variables hold may be secret.
+        "settings": object! {
+            "env": names.collect::<Vec<_>>(),
+            "cwd": settings.directory.as_deref(),
+            "user": settings.user.as_deref(),
+        },
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! [`header`], [`pax`] and [`write`] are pure functions of bytes. [`members`] reads an archive as
 //! a stream of members, and [`unpack`] makes files of them beneath a directory that is held open: no
-//! member goes through a link, or out of the directory. [`pack`] walks through a tree and writes one.
+//! member goes through a link, or out of the directory. [`layer`] does that with layers of images, one over another. [`pack`] walks through a tree and writes one.
 //!
 //! Memory is bounded whatever an archive holds, and charged before it is taken.
 
@@ -12,6 +12,7 @@ mod fuzz;
 mod header;
 mod input;
 mod known;
+mod layer;
 mod members;
 mod pack;
 mod parts;
@@ -21,6 +22,7 @@ mod unpack;
 mod write;
 
 pub use input::Input;
+pub use layer::Layer;
 pub use pack::{BrokenOff, Extent, Packed, Packing, SENT_BYTES, Sink, Source};
 pub use unpack::{Kept, Overwrite, Unpacked, Unpacking};
 

@@ -26,6 +26,7 @@ use super::attributes::Attributes;
 use super::header::Time;
 use super::input::{Input, Reader};
 use super::known::Known;
+use super::layer::WHITEOUT;
 use super::members::{Member, MemberKind, Members};
 use super::parts::parts;
 use super::staging::{StagedFile, StagingTree};
@@ -36,6 +37,7 @@ use crate::files::SkipReason;
 use crate::files::condition::Turn;
 use crate::files::describe::Attribute;
 use crate::files::entry::{DIRECTORY, FileKind, Identity};
+use crate::files::home::remove_home;
 use crate::files::name::{FilePath, show};
 use crate::files::rename::replace_by;
 use crate::files::root::{Files, Missing, Root};
@@ -76,6 +78,8 @@ pub enum Kept {
     Owners,
     /// All of the root of a machine: bits of the mode that give rights, named pipes and extended attributes, too.
     Root,
+    /// The same, of a [layer](super::layer) of an image: what is in a member's way is replaced.
+    Layer,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -209,14 +213,14 @@ impl Files<'_> {
         Ok(done)
     }
 
-    /// Unpacks the root of a machine into this one, which is empty. What was unpacked before an error stays.
+    /// Unpacks the root of a machine, or a layer of it, into this one. What was unpacked before an error stays.
     ///
     /// # Errors
     /// As [`Files::unpack`]; `Invalid` if a file belongs to somebody whom a private root cannot have.
     pub fn unpack_root(
         &self,
-        max_bytes: u64,
-        max_files: u64,
+        kept: Kept,
+        (max_bytes, max_files): (u64, u64),
         input: &mut dyn Input,
         ledger: &Arc<Ledger>,
     ) -> Result<Unpacked> {
@@ -224,7 +228,7 @@ impl Files<'_> {
             strip: 0,
             overwrite: Overwrite::Replace,
             dry_run: false,
-            kept: Kept::Root,
+            kept,
             make_parents: false,
             max_bytes,
             max_files,
@@ -235,9 +239,12 @@ impl Files<'_> {
         let mut tree = Tree::new(self, Some(open()?), options, ledger)?;
         tree.is_new = true;
         let (done, mut top) = tree.unpack(input, ledger)?;
-        // Many archives of roots do not name the root itself.
-        top.mode.get_or_insert(0o755);
-        top.apply_to_directory(&open()?).map_err(failed)?;
+        // Many archives of roots do not name the root itself. It is the server's own until then.
+        let open = open()?;
+        if fstat(&open).map_err(failed)?.st_mode & 0o7777 == 0o700 {
+            top.mode.get_or_insert(0o755);
+        }
+        top.apply_to_directory(&open).map_err(failed)?;
         Ok(done)
     }
 
@@ -320,6 +327,9 @@ impl<'f> Tree<'f> {
         let Some(parts) = parts(&member.name, self.options.strip).map_err(refused)? else {
             return Ok(());
         };
+        if self.is_layer() && parts.iter().any(|part| part.starts_with(WHITEOUT)) {
+            return Ok(());
+        }
         fault::point("unpack");
         let attributes = self.attributes(member)?;
         let Some((_, way)) = parts.split_last() else {
@@ -388,7 +398,11 @@ impl<'f> Tree<'f> {
     }
 
     fn is_root(&self) -> bool {
-        self.options.kept == Kept::Root
+        matches!(self.options.kept, Kept::Root | Kept::Layer)
+    }
+
+    fn is_layer(&self) -> bool {
+        self.options.kept == Kept::Layer
     }
 
     /// Adds one file, directory or link to the count.
@@ -691,6 +705,12 @@ impl<'f> Tree<'f> {
         let is_own_link = self.options.dry_run && self.links.get(parts).is_some();
         let kind = kind.or(is_own_link.then_some(FileKind::Link));
         match (kind, self.options.overwrite) {
+            (Some(FileKind::Directory), _) if self.is_layer() => {
+                if let (Some(directory), Some(name)) = (self.directory(), parts.last()) {
+                    remove_home(directory, name, None)?;
+                }
+                Ok(true)
+            }
             (Some(FileKind::Directory), _) => Err(self.member_error(member, Errno::EISDIR)),
             (None, _) | (_, Overwrite::Replace) => Ok(true),
             (Some(_), Overwrite::Fail) => Err(self.member_error(member, Errno::EEXIST)),
@@ -756,6 +776,10 @@ impl<'f> Tree<'f> {
         let mut opened = self.files.resolve_in(above, name, flags);
         if matches!(opened, Err(Errno::EACCES)) && self.open_up(above, name, &mut level) {
             opened = self.files.resolve_in(above, name, flags);
+        }
+        if matches!(opened, Err(Errno::ENOTDIR | Errno::ELOOP)) && self.is_layer() && !is_own_link {
+            unlinkat(above, *name, UnlinkatFlags::NoRemoveDir).map_err(failed)?;
+            opened = Err(Errno::ENOENT);
         }
         if let Err(Errno::ENOENT) = opened {
             if self.options.dry_run {

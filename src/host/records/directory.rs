@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat, renameat};
 use nix::sys::stat::{Mode, fstat};
-use nix::unistd::{UnlinkatFlags, unlinkat};
+use nix::unistd::{UnlinkatFlags, fsync, unlinkat};
 
 /// What a file is called until it is whole, after the first part of its name.
 pub(in crate::host) const WRITING: &str = "writing";
@@ -79,6 +79,13 @@ impl Directory {
 
     pub(in crate::host) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         Ok(renameat(&self.0, from, &self.0, to)?)
+    }
+
+    /// Waits until a file and its name are on the disk.
+    pub(in crate::host) fn sync(&self, name: &str) -> io::Result<()> {
+        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        File::from(openat(&self.0, name, flags, Mode::empty())?).sync_all()?;
+        Ok(fsync(&self.0)?)
     }
 
     pub(in crate::host) fn unlink(&self, name: &str) -> nix::Result<()> {

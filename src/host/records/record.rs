@@ -121,6 +121,16 @@ impl Members {
         self.raw(name, text.map(quoted));
     }
 
+    /// Adds an object of variables: null for one that is removed.
+    pub(in crate::host) fn environment(&mut self, name: &str, changes: &[EnvironmentChange]) {
+        let mut environment = Self::begin();
+        for (name, value) in changes {
+            let value = value.as_deref().map_or_else(|| "null".to_owned(), quoted);
+            environment.raw(name, Some(value));
+        }
+        self.raw(name, Some(environment.end()));
+    }
+
     fn texts(&mut self, name: &str, texts: &[String]) {
         let texts: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
         self.raw(name, Some(format!("[{}]", texts.join(","))));
@@ -177,12 +187,7 @@ impl Record {
         members.number("runs", Some(phase.runs));
         members.text("stopped", phase.stopped.map(StopCause::name));
         members.number("since_ms", Some(phase.since_ms));
-        let mut environment = Members::begin();
-        for (name, value) in spec.environment.iter() {
-            let value = value.as_deref().map_or_else(|| "null".to_owned(), quoted);
-            environment.raw(name, Some(value));
-        }
-        members.raw("env", Some(environment.end()));
+        members.environment("env", &spec.environment);
         members.number("processes", limits.processes);
         members.number("data_bytes", limits.data);
         members.number("memory_bytes", limits.whole.memory);
@@ -205,6 +210,7 @@ impl Record {
             members.text("root_template", Some(&root.template));
             members.text("root_snapshot", root.snapshot.as_deref());
             members.text("root_user", root.user.as_deref());
+            members.text("root_directory", root.directory.as_deref());
             members.flag("root_volatile", root.is_volatile);
         }
         members.text("key", spec.key.as_deref());
@@ -309,6 +315,7 @@ fn read(fields: &mut Fields<'_>) -> Result<Record> {
                 template,
                 snapshot: fields.string("root_snapshot")?,
                 user: fields.string("root_user")?,
+                directory: fields.string("root_directory")?,
                 is_volatile: flag(fields, "root_volatile")?,
             }),
             None => None,
@@ -389,7 +396,14 @@ fn write_network(members: &mut Members, network: &NetworkPolicy) {
     members.raw("is_transparent", Some(filter.is_transparent.to_string()));
 }
 
-fn object(fields: &mut Fields<'_>, name: &'static str) -> Result<Vec<EnvironmentChange>> {
+/// Reads an object of variables.
+///
+/// # Errors
+/// It is none.
+pub(in crate::host) fn object(
+    fields: &mut Fields<'_>,
+    name: &'static str,
+) -> Result<Vec<EnvironmentChange>> {
     let value = fields.take(name).ok_or_else(|| broken(name))?;
     let fields::Members(members) = decoded(name, value)?;
     let decode = |(name, value): (String, &RawValue)| {
@@ -468,6 +482,7 @@ mod tests {
                 template: "python".to_owned(),
                 snapshot: Some("s-1".to_owned()),
                 user: Some("user".to_owned()),
+                directory: Some("/srv".to_owned()),
                 is_volatile: true,
             }),
             shown_home: Some("/home/user".into()),

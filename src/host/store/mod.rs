@@ -4,9 +4,11 @@
 //! record is written when all of it is on the disk, and removed before any of it is. So what has no record is no snapshot,
 //! and a start removes it.
 //!
-//! [`record`] is the text of a record, [`archives`] imports those of the machine, and [`machine`] copies it. What an archive may do is the matter of `files`.
+//! [`record`] is the text of a record, [`image`] finds the layers of an image, [`archives`] imports archives of the machine, and
+//! [`machine`] copies it. What an archive may do is the matter of `files`.
 
 mod archives;
+mod image;
 mod machine;
 mod record;
 
@@ -15,7 +17,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -23,19 +25,22 @@ use nix::fcntl::{Flock, OFlag, openat};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::syncfs;
 
-use super::homes::{Homes, lock_alone, names_in, open_private_at};
+use super::homes::{Homes, lock_alone, names_in, open_private, open_private_at};
 use super::records::directory::{Directory, WRITING};
 use crate::clock::now_ms;
 use crate::codec::sort::sort_by;
 use crate::config::{HostSettings, SnapshotSettings};
 use crate::error::{Error, Kind, Result, cause};
-use crate::files::{Input, Root, remove_home};
+use crate::files::{Input, Kept, Layer, Root, Unpacked, remove_home};
 use crate::limits::ledger::Ledger;
+use crate::spec::command::EnvironmentChange;
 use crate::sys::{self, User};
 use crate::threads::Thread;
 use crate::threads::lock::{Condvar, Mutex, lock};
 use crate::{fault, logging};
+use image::Image;
 pub(super) use record::Origin;
+pub use record::RootSettings;
 
 /// The directory among the homes, unless the operator chooses another one. Its name is no id.
 const DIRECTORY: &str = ".snapshots";
@@ -76,13 +81,19 @@ pub struct Snapshot {
     pub skipped: u64,
     /// What it counts for in the bounds.
     weight: u64,
+    pub settings: RootSettings,
     /// The file that it was imported from at a start.
     pub(super) origin: Option<Origin>,
 }
 
 /// The store of a host.
 pub(super) struct Store {
-    directory: Directory,
+    /// The directory, and a lock on it as long as the server lives: two servers must not share a store.
+    opened: OnceLock<(Directory, Flock<File>)>,
+    /// Held by whoever opens it.
+    opening: Mutex<Opening>,
+    /// The homes, if it is one of theirs.
+    homes: Option<OwnedFd>,
     pub(super) path: PathBuf,
     bounds: SnapshotSettings,
     /// Guards which snapshots there are, and their records.
@@ -90,9 +101,11 @@ pub(super) struct Store {
     /// Guards the value alone.
     copying: Mutex<Copying>,
     copied: Condvar,
-    /// Held as long as the server lives: two servers must not share a store.
-    _lock: Flock<File>,
 }
+
+/// The right to open the directory.
+#[derive(Default)]
+struct Opening;
 
 /// A copy of the machine, which is made when it is needed.
 #[derive(Default)]
@@ -112,6 +125,7 @@ impl Drop for CopyTurn {
     }
 }
 
+#[derive(Default)]
 struct SnapshotTable {
     all: Vec<Held>,
     /// How many are being imported.
@@ -163,6 +177,11 @@ impl Pin {
         &self.snapshot
     }
 
+    /// What commands of its roots have in their environment.
+    pub(super) fn environment(&self) -> Vec<EnvironmentChange> {
+        self.snapshot.settings.environment.clone()
+    }
+
     /// Its tree, to be read.
     ///
     /// # Errors
@@ -173,45 +192,79 @@ impl Pin {
 }
 
 impl Store {
-    /// Opens the directory, makes it if it is missing, and locks it. What was not finished is removed meanwhile.
+    /// Opens the store of a host. What was not finished is removed meanwhile. If the disk has no room for the directory there
+    /// are no snapshots, and who makes one tries again.
     ///
     /// # Errors
     /// `System` if the directory is unsuitable, or another server has it.
     pub(super) fn open(settings: &HostSettings, homes: &Homes) -> Result<Arc<Self>> {
         let bounds = settings.snapshots.clone();
+        let own = bounds.directory.is_none().then(|| homes.directory());
         let path = bounds.directory.clone();
-        let path = path.unwrap_or_else(|| homes.path.join(DIRECTORY));
-        let failed = |error: io::Error| {
-            let act = format_args!("cannot use SBX_SNAPSHOTS_DIR {}", path.display());
-            Error::io(act, &error)
+        let mut store = Self {
+            opened: OnceLock::new(),
+            opening: Mutex::default(),
+            homes: own.transpose()?,
+            path: path.unwrap_or_else(|| homes.path.join(DIRECTORY)),
+            bounds,
+            table: Mutex::default(),
+            copying: Mutex::default(),
+            copied: Condvar::new(),
         };
-        let directory = if bounds.directory.is_some() {
+        let found = store
+            .directory()
+            .and_then(|directory| find(directory).map_err(|errno| store.unusable(&errno.into())));
+        let mut unfinished = Vec::new();
+        match found {
+            Err(error) if error.kind() == Kind::NoSpace => {
+                logging::info(format_args!("there are no snapshots: {error}"));
+            }
+            found => {
+                let all;
+                (all, unfinished) = found?;
+                store.table = Mutex::new(SnapshotTable { all, importing: 0 });
+            }
+        }
+        let store = Arc::new(store);
+        store.remove_later(unfinished);
+        Ok(store)
+    }
+
+    /// The directory. It is made if it is missing, and locked.
+    ///
+    /// # Errors
+    /// `NoSpace`; `System` if it is unsuitable, or another server has it.
+    fn directory(&self) -> Result<&Directory> {
+        if let Some((directory, _)) = self.opened.get() {
+            return Ok(directory);
+        }
+        let _opening = lock(&self.opening);
+        if let Some((directory, _)) = self.opened.get() {
+            return Ok(directory);
+        }
+        let failed = |error: io::Error| self.unusable(&error);
+        let directory = if let Some(homes) = &self.homes {
+            open_private(homes, DIRECTORY)
+        } else {
             DirBuilder::new()
                 .recursive(true)
                 .mode(0o700)
-                .create(&path)
+                .create(&self.path)
                 .map_err(failed)?;
-            open_private_at(&path).map_err(|errno| failed(errno.into()))?
-        } else {
-            homes.private_directory(DIRECTORY)?
+            open_private_at(&self.path)
         };
+        let directory = directory.map_err(|errno| failed(errno.into()))?;
         let Some(lock) = lock_alone(&directory).map_err(failed)? else {
             let taken = io::Error::other("another server has its snapshots there");
             return Err(failed(taken));
         };
-        let directory = Directory(directory);
-        let (all, unfinished) = find(&directory).map_err(failed)?;
-        let store = Arc::new(Self {
-            directory,
-            path,
-            bounds,
-            table: Mutex::new(SnapshotTable { all, importing: 0 }),
-            copying: Mutex::default(),
-            copied: Condvar::new(),
-            _lock: lock,
-        });
-        store.remove_later(unfinished);
-        Ok(store)
+        let opened = self.opened.get_or_init(|| (Directory(directory), lock));
+        Ok(&opened.0)
+    }
+
+    fn unusable(&self, error: &io::Error) -> Error {
+        let path = self.path.display();
+        Error::io(format_args!("cannot use SBX_SNAPSHOTS_DIR {path}"), error)
     }
 
     /// All snapshots, in the order of their creation.
@@ -295,7 +348,7 @@ impl Store {
     /// `System`.
     pub(super) fn open_tree(&self, id: &str) -> Result<OwnedFd> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        openat(&*self.directory, id, flags, Mode::empty())
+        openat(&**self.directory()?, id, flags, Mode::empty())
             .map_err(|errno| Error::system(format_args!("cannot open snapshot {id}"), errno))
     }
 
@@ -304,7 +357,7 @@ impl Store {
     /// # Errors
     /// `System`.
     pub(super) fn open_trial(&self) -> Result<OwnedFd> {
-        match mkdirat(&*self.directory, TRIAL, Mode::from_bits_truncate(0o755)) {
+        match mkdirat(&**self.directory()?, TRIAL, Mode::from_bits_truncate(0o755)) {
             Ok(()) | Err(Errno::EEXIST) => self.open_tree(TRIAL),
             Err(errno) => Err(Error::system("cannot make a snapshot", errno)),
         }
@@ -312,7 +365,9 @@ impl Store {
 
     /// Removes what was tried out.
     pub(super) fn remove_trial(&self) {
-        let _ = remove_home(&self.directory, TRIAL.as_bytes(), None);
+        if let Ok(directory) = self.directory() {
+            let _ = remove_home(directory, TRIAL.as_bytes(), None);
+        }
     }
 
     fn root(&self, id: &str) -> Result<Root> {
@@ -325,7 +380,7 @@ impl Store {
         ))
     }
 
-    /// Unpacks the archive of a root, plain or compressed by gzip. There is no snapshot of it before
+    /// Unpacks the archive of a root or an image, plain or compressed by gzip. There is no snapshot of it before
     /// [`Import::complete`].
     ///
     /// # Errors
@@ -351,25 +406,30 @@ impl Store {
             store: Arc::clone(self),
             snapshot: None,
             id,
+            unpacked: None,
         };
-        // Why a disk takes no more is no concern of the client's.
-        let unmade = |errno| {
-            let text = format!("cannot make a snapshot: {}", cause(errno));
-            Error::new(Kind::NoSpace, text)
+        let limited = |error: Error| match error.kind() {
+            Kind::TooLarge => no_room(),
+            _ => error,
         };
-        mkdirat(&*self.directory, &*import.id, Mode::S_IRWXU).map_err(unmade)?;
-        let root = self.root(&import.id)?;
-        let done = root
-            .files()?
-            .unpack_root(left, left / ENTRY_BYTES, input, ledger)
-            .map_err(|error| match error.kind() {
-                Kind::TooLarge => no_room(),
-                _ => error,
-            })?;
+        let root = self.make_tree(&import.id)?;
+        let files = root.files()?;
+        let mut done = files
+            .unpack_root(Kept::Root, room_of(left), input, ledger)
+            .map_err(limited)?;
+        let mut settings = RootSettings::default();
+        if let Some(image) = Image::find(&files)? {
+            let left = left.saturating_sub(weight(&done));
+            let layers = image.layers(&files);
+            done = self
+                .stack(&mut import, layers, left, input, ledger)
+                .map_err(limited)?;
+            settings = image.settings;
+        }
+        drop(files);
         fault::point("snapshot");
         // Before the record, which says that all of it is there.
-        syncfs(&*self.directory).map_err(unmade)?;
-        let entries = done.files + done.directories + done.links;
+        syncfs(&**self.directory()?).map_err(unmade)?;
         import.snapshot = Some(Snapshot {
             id: import.id.clone(),
             name: None,
@@ -378,12 +438,50 @@ impl Store {
             files: done.files,
             bytes: done.bytes,
             skipped: done.skipped_total,
-            weight: done
-                .bytes
-                .saturating_add(entries.saturating_mul(ENTRY_BYTES)),
+            weight: weight(&done),
+            settings,
             origin: None,
         });
         Ok(import)
+    }
+
+    /// Unpacks the layers of an image, one over another, into a tree that takes the place of the one that they are in.
+    /// Files that later layers replace or hide count, too.
+    fn stack(
+        &self,
+        import: &mut Import,
+        layers: impl Iterator<Item = Result<Layer>>,
+        bound: u64,
+        turn: &mut dyn Input,
+        ledger: &Arc<Ledger>,
+    ) -> Result<Unpacked> {
+        let id = new_id()?;
+        import.unpacked = Some(std::mem::replace(&mut import.id, id));
+        let root = self.make_tree(&import.id)?;
+        let files = root.files()?;
+        let mut all = Unpacked::default();
+        for layer in layers {
+            let left = room_of(bound.saturating_sub(weight(&all)));
+            let done = files.unpack_layer(&mut layer?, left, turn, ledger)?;
+            all.files += done.files;
+            all.directories += done.directories;
+            all.links += done.links;
+            all.bytes += done.bytes;
+            all.skipped_total += done.skipped_total;
+        }
+        drop(files);
+        fault::point("layers");
+        import.remove_unpacked();
+        Ok(all)
+    }
+
+    /// Makes an empty tree.
+    ///
+    /// # Errors
+    /// `NoSpace`; `System`.
+    fn make_tree(&self, id: &str) -> Result<Root> {
+        mkdirat(&**self.directory()?, id, Mode::S_IRWXU).map_err(unmade)?;
+        self.root(id)
     }
 
     /// The file that a snapshot was imported from has been found as this, with the same content.
@@ -396,9 +494,15 @@ impl Store {
         }
     }
 
-    fn write(&self, snapshot: &Snapshot) -> io::Result<()> {
-        let name = format!("{}.{RECORD}", snapshot.id);
-        self.directory.write(&name, &snapshot.to_text())
+    fn write(&self, snapshot: &Snapshot) -> Result<()> {
+        let text = snapshot.to_text();
+        let directory = self.directory()?;
+        directory
+            .write(&record_of(&snapshot.id), &text)
+            .map_err(|error| {
+                let text = format!("cannot write down a snapshot: {error}");
+                Error::new(Kind::NoSpace, text)
+            })
     }
 
     /// Deletes a snapshot, unless `user_of` knows a sandbox that is made of the one with an id. Returns the id, and whether
@@ -428,12 +532,11 @@ impl Store {
                 Err(in_use(key, &why))
             }
             // Nobody writes it meanwhile.
-            None => self
-                .directory
-                .unlink(&format!("{id}.{RECORD}"))
-                .map_err(|errno| {
+            None => self.directory().and_then(|directory| {
+                directory.unlink(&record_of(&id)).map_err(|errno| {
                     Error::system(format_args!("cannot delete snapshot {key}"), errno)
-                }),
+                })
+            }),
         };
         if let Err(error) = removed {
             let mut all = table.all.iter_mut();
@@ -445,7 +548,7 @@ impl Store {
         table.all.retain(|held| held.snapshot.id != id);
         drop(table);
         let deadline = Some(Instant::now() + REMOVAL_LIMIT);
-        let is_gone = remove_home(&self.directory, id.as_bytes(), deadline);
+        let is_gone = remove_home(self.directory()?, id.as_bytes(), deadline);
         let is_left = !is_gone.unwrap_or(false);
         if is_left {
             self.remove_later(vec![id.clone()]);
@@ -469,7 +572,8 @@ impl Store {
     }
 
     fn remove_tree(&self, name: &str) {
-        let removed = remove_home(&self.directory, name.as_bytes(), None);
+        let directory = self.directory();
+        let removed = directory.and_then(|own| remove_home(own, name.as_bytes(), None));
         if !matches!(removed, Ok(true)) {
             let path = self.path.join(name);
             logging::info(format_args!(
@@ -485,9 +589,17 @@ pub(super) struct Import {
     store: Arc<Store>,
     id: String,
     snapshot: Option<Snapshot>,
+    /// The tree that an image was unpacked in, which is not the one that its layers make.
+    unpacked: Option<String>,
 }
 
 impl Import {
+    fn remove_unpacked(&mut self) {
+        if let Some(id) = self.unpacked.take() {
+            self.store.remove_tree(&id);
+        }
+    }
+
     /// Makes a snapshot of it, which takes the name of another one that may have it.
     ///
     /// # Errors
@@ -510,10 +622,7 @@ impl Import {
         made.number = numbers.max().unwrap_or(0) + 1;
         made.name = name.map(str::to_owned);
         made.origin = origin;
-        store.write(made).map_err(|error| {
-            let text = format!("cannot write down a snapshot: {error}");
-            Error::new(Kind::NoSpace, text)
-        })?;
+        store.write(made)?;
         fault::point("snapshot record");
         let mut all = table.all.iter_mut();
         let is_former = |held: &&mut Held| name.is_some() && held.snapshot.name.as_deref() == name;
@@ -531,7 +640,8 @@ impl Import {
         drop(table);
         self.snapshot = None;
         self.id.clear();
-        let _ = syncfs(&*store.directory);
+        // What it names is on the disk already.
+        let _ = store.directory()?.sync(&record_of(&made.id));
         Ok(made)
     }
 }
@@ -539,6 +649,7 @@ impl Import {
 impl Drop for Import {
     fn drop(&mut self) {
         lock(&self.store.table).importing -= 1;
+        self.remove_unpacked();
         if !self.id.is_empty() {
             self.store.remove_tree(&self.id);
         }
@@ -546,7 +657,7 @@ impl Drop for Import {
 }
 
 /// Reads what the directory holds: the snapshots, and the names of what is none. Other names are left alone.
-fn find(directory: &Directory) -> io::Result<(Vec<Held>, Vec<String>)> {
+fn find(directory: &Directory) -> nix::Result<(Vec<Held>, Vec<String>)> {
     let names = names_in(directory)?;
     let mut all: Vec<Held> = Vec::new();
     let mut unfinished = Vec::new();
@@ -556,7 +667,7 @@ fn find(directory: &Directory) -> io::Result<(Vec<Held>, Vec<String>)> {
             _ if name == TRIAL => unfinished.push(name.clone()),
             _ if !is_id(id) => {}
             WRITING => drop(directory.unlink(name)),
-            "" if !names.contains(&format!("{id}.{RECORD}")) => unfinished.push(name.clone()),
+            "" if !names.contains(&record_of(id)) => unfinished.push(name.clone()),
             RECORD => match read(directory, id, &names) {
                 Ok(snapshot) => all.push(Held {
                     snapshot,
@@ -589,7 +700,7 @@ fn read(
     id: &str,
     names: &[String],
 ) -> std::result::Result<Snapshot, String> {
-    let text = directory.read(&format!("{id}.{RECORD}"));
+    let text = directory.read(&record_of(id));
     let text = text.map_err(|error| error.to_string())?;
     let snapshot = Snapshot::parse(&text.unwrap_or_default()).map_err(|why| why.to_string())?;
     if snapshot.id != id || !names.iter().any(|name| name == id) {
@@ -608,6 +719,28 @@ fn new_id() -> Result<String> {
     let random =
         random.map_err(|errno| Error::system("cannot make an id for a snapshot", errno))?;
     Ok(format!("s-{:024x}", u128::from_le_bytes(random) >> 32))
+}
+
+fn record_of(id: &str) -> String {
+    format!("{id}.{RECORD}")
+}
+
+/// What a tree counts for in the bounds.
+fn weight(done: &Unpacked) -> u64 {
+    let entries = done.files + done.directories + done.links;
+    done.bytes
+        .saturating_add(entries.saturating_mul(ENTRY_BYTES))
+}
+
+/// Most bytes and files of a tree that may count for so much.
+fn room_of(left: u64) -> (u64, u64) {
+    (left, left / ENTRY_BYTES)
+}
+
+/// Why a disk takes no more is no concern of the client's.
+fn unmade(errno: Errno) -> Error {
+    let text = format!("cannot make a snapshot: {}", cause(errno));
+    Error::new(Kind::NoSpace, text)
 }
 
 fn no_room() -> Error {
@@ -650,9 +783,10 @@ mod tests {
                 bytes: 0,
                 skipped: 0,
                 weight: 0,
+                settings: RootSettings::default(),
                 origin: None,
             };
-            let name = format!("{}.{RECORD}", id(number));
+            let name = record_of(&id(number));
             directory.write(&name, &snapshot.to_text()).unwrap();
         };
         // Killed between the records of two that have had one name.
@@ -661,11 +795,7 @@ mod tests {
         record(2, None);
         // Of which there is no tree, or whose record is another one's.
         record(4, Some("b"));
-        std::fs::copy(
-            path.join(format!("{}.{RECORD}", id(1))),
-            path.join(format!("{}.{RECORD}", id(5))),
-        )
-        .unwrap();
+        std::fs::copy(path.join(record_of(&id(1))), path.join(record_of(&id(5)))).unwrap();
         for number in [1, 2, 3, 5, 6] {
             std::fs::create_dir(path.join(id(number))).unwrap();
         }

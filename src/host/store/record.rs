@@ -3,7 +3,8 @@
 use super::Snapshot;
 use crate::codec::fields::Fields;
 use crate::error::Result;
-use crate::host::records::record::{Members, Unreadable, unseal};
+use crate::host::records::record::{Members, Unreadable, object, unseal};
+use crate::spec::command::EnvironmentChange;
 
 /// The layout that this version writes, and the only one that it reads.
 const FORMAT: u64 = 1;
@@ -13,6 +14,15 @@ const FORMAT: u64 = 1;
 pub(in crate::host) struct Origin {
     pub(in crate::host) found: String,
     pub(in crate::host) sha256: String,
+}
+
+/// What commands of a root have unless something else is asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RootSettings {
+    pub environment: Vec<EnvironmentChange>,
+    /// Where they start; `None` for the home of their user.
+    pub directory: Option<String>,
+    pub user: Option<String>,
 }
 
 impl Snapshot {
@@ -36,6 +46,14 @@ impl Snapshot {
             members.text("found", Some(&origin.found));
             members.text("sha256", Some(&origin.sha256));
         }
+        let RootSettings {
+            environment,
+            directory,
+            user,
+        } = &self.settings;
+        members.environment("env", environment);
+        members.text("directory", directory.as_deref());
+        members.text("user", user.as_deref());
         members.seal()
     }
 
@@ -63,6 +81,11 @@ fn read(fields: &mut Fields<'_>) -> Result<Snapshot> {
         number("weight")?,
     ];
     let (found, sha256) = (fields.string("found")?, fields.string("sha256")?);
+    let settings = RootSettings {
+        environment: object(fields, "env")?,
+        directory: fields.string("directory")?,
+        user: fields.string("user")?,
+    };
     Ok(Snapshot {
         id: fields.required_string("id")?,
         name: fields.string("name")?,
@@ -72,6 +95,7 @@ fn read(fields: &mut Fields<'_>) -> Result<Snapshot> {
         bytes,
         skipped,
         weight,
+        settings,
         origin: found
             .zip(sha256)
             .map(|(found, sha256)| Origin { found, sha256 }),
@@ -98,6 +122,11 @@ mod tests {
                 bytes: 4,
                 skipped: 5,
                 weight: u64::MAX,
+                settings: RootSettings {
+                    environment: vec![("A".to_owned(), Some("=\n".to_owned()))],
+                    directory: origin.as_ref().map(|_| "/srv".to_owned()),
+                    user: origin.as_ref().map(|_| "www".to_owned()),
+                },
                 origin,
             };
             let text = snapshot.to_text();

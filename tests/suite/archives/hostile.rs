@@ -243,7 +243,7 @@ fn an_archive_that_ends_early_is_refused_wherever_it_ends() {
 }
 
 /// Compressed by gzip.
-fn gzip(data: &[u8]) -> Vec<u8> {
+pub(crate) fn gzip(data: &[u8]) -> Vec<u8> {
     filtered("gzip", &["-c"], data)
 }
 

@@ -5,7 +5,7 @@
 //! like that. What was unpacked is judged by the file system.
 
 mod down;
-mod hostile;
+pub(crate) mod hostile;
 mod programs;
 mod up;
 

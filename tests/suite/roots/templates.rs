@@ -14,7 +14,7 @@ use crate::fixture::{
 use crate::host::in_place_of;
 use crate::skip;
 use crate::snapshots::{
-    SNAPSHOTS, archive, check_tidy, file, id_of, listed, made, needs_store, packed, store,
+    SNAPSHOTS, archive, check_tidy, file, id_of, images, listed, made, needs_store, packed, store,
 };
 
 /// The archive of a machine that has what busybox has.
@@ -492,4 +492,43 @@ fn the_machine_is_a_template_of_what_everybody_may_read() {
     let sandbox = root_with(&server, json!({}));
     assert_eq!(sandbox.described()["template"], "machine");
     sandbox.delete();
+}
+
+#[test]
+fn commands_have_what_their_image_says() {
+    needs_store!(server);
+    needs_archive!(archive);
+    let image = |config: &Value| images::of_layer(&archive, config);
+    let config = json!({
+        "Env": ["A=image", "B=image", "PATH=/bin:/image"],
+        "WorkingDir": "/home/user",
+        "User": "user:staff",
+    });
+    made(&server, "box", &image(&config));
+    let sandbox = of_snapshot(&server, "box");
+    assert_eq!(sandbox.described()["user"], "user");
+    let shown = "id -un; pwd; echo $A $B $PATH";
+    assert_eq!(
+        sandbox.sh(shown),
+        "user\n/home/user\nimage image /bin:/image\n"
+    );
+    assert_eq!(
+        sandbox.sh_as("root", shown),
+        "root\n/home/user\nimage image /bin:/image\n"
+    );
+    // What the sandbox asks for counts more.
+    let own = json!({ "template": "box", "user": "root", "env": { "A": "own", "B": null } });
+    let own = root_with(&server, own);
+    assert_eq!(own.sh(shown), "root\n/home/user\nown /bin:/image\n");
+    // It stays so when it is started anew.
+    own.stop();
+    own.start();
+    assert_eq!(own.sh(shown), "root\n/home/user\nown /bin:/image\n");
+    // A directory that is not there, and a user that is not.
+    let config = json!({ "WorkingDir": "/nowhere", "User": "nobody-there" });
+    made(&server, "other", &image(&config));
+    let other = of_snapshot(&server, "other");
+    assert_eq!(other.sh_as("root", "pwd"), "/root\n");
+    let reply = other.post("exec", &json!({ "cmd": "true" }));
+    assert_error(&reply, 400, "bad_request");
 }

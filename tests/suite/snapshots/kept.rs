@@ -140,7 +140,7 @@ fn a_root_comes_in_and_goes_out_as_it_is() {
     assert_eq!(attributes_of(&tree.join("marked")), of_directory);
     let expected = json!({
         "id": id, "name": "rich", "created_at_ms": document["created_at_ms"], "kind": "root", "stored": "tree",
-        "files": 7, "bytes": 4 + 7 + 7 + 11 + 7, "skipped": 2, "settings": {},
+        "files": 7, "bytes": 4 + 7 + 7 + 11 + 7, "skipped": 2, "settings": { "env": [], "cwd": null, "user": null },
     });
     assert_eq!(document, expected);
     for key in ["rich", &id] {

@@ -4,6 +4,7 @@
 
 mod bounds;
 mod hostile;
+pub(crate) mod images;
 mod kept;
 
 use std::collections::BTreeMap;
