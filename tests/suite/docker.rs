@@ -883,6 +883,62 @@ fn the_image_of_a_release_holds_the_program_alone() {
     assert_eq!(place.exit_code(), "0");
 }
 
+/// What engines and programs for registries write is what sandboxes are made of: the server runs on the machine.
+#[test]
+#[ignore = "needs a container engine: scripts/docker-test"]
+fn archives_of_images_and_containers_are_templates() {
+    let engine = &Engine::plain();
+    let place = Place {
+        name: new_name(),
+        engine,
+    };
+    // Layers that change one another.
+    let change = "rm /bin/vi && mkdir /srv && echo made > /srv/made && echo 'www:x:33:33::/:/bin/sh' >> /etc/passwd";
+    let run = ["run", "--network", "none", "--name", &place.name, IMAGE];
+    engine.ask(&[&run[..], &["/bin/sh", "-c", change]].concat());
+    let image = "sbx-test:changed";
+    let mut commit = vec!["commit"];
+    for setting in ["ENV KIND=image", "WORKDIR /srv", "USER www"] {
+        commit.extend(["--change", setting]);
+    }
+    engine.ask(&[&commit[..], &[&place.name, image]].concat());
+    let files = TempDir::new();
+    let save = |name: &str, words: &[&str]| {
+        let output = engine.docker(words);
+        assert!(output.status.success(), "docker {words:?}");
+        fs::write(files.path().join(name), output.stdout).unwrap();
+    };
+    save("saved", &["save", image]);
+    save("exported", &["export", &place.name]);
+    engine.ask(&["rmi", image]);
+    let copied = Command::new("skopeo")
+        .arg("copy")
+        .arg(format!("docker-archive:{}", files.join("saved")))
+        .arg(format!("oci-archive:{}", files.join("copied")))
+        .output()
+        .expect("skopeo is there");
+    assert!(copied.status.success(), "{copied:?}");
+    let server = Server::host().start();
+    let shown = "id -un; pwd; echo $KIND; cat /srv/made; ls /bin/vi 2>&1";
+    let gone = "ls: /bin/vi: No such file or directory\n";
+    let of_image = format!("www\n/srv\nimage\nmade\n{gone}");
+    for (name, expected) in [
+        ("saved", &of_image),
+        ("copied", &of_image),
+        ("exported", &format!("root\n/root\n\nmade\n{gone}")),
+    ] {
+        let archive = fs::read(files.path().join(name)).unwrap();
+        let reply = server.put(&format!("/v1/snapshots?name={name}"), &archive);
+        assert_eq!(reply.status, 201, "{name}: {}", reply.text());
+        let asked = json!({ "root": "private", "template": name });
+        let made = server.post("/v1/sandboxes", &asked);
+        assert_eq!(made.status, 200, "{name}: {}", made.text());
+        let sandbox = Sandbox::of(&server, &made.json()["sandboxes"][0]);
+        let outcome = sandbox.exec(&json!({ "cmd": shown }));
+        assert_eq!(&outcome.stdout, expected, "{name}");
+    }
+}
+
 // ------------------------------------------------------------------------------------- bootstrap
 
 /// An image with nothing but a few directories; system directories are mounted into it.

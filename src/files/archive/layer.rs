@@ -60,7 +60,9 @@ impl Files<'_> {
         turn: &mut dyn Input,
         ledger: &Arc<Ledger>,
     ) -> Result<Unpacked> {
-        layer.read(true, turn, ledger, &mut |input| self.hide(input, ledger))?;
+        layer.read(true, turn, ledger, &mut |input| {
+            self.hide(room, input, ledger)
+        })?;
         let mut done = Unpacked::default();
         layer.read(false, turn, ledger, &mut |input| {
             done = self.unpack_root(Kept::Layer, room, input, ledger)?;
@@ -69,11 +71,22 @@ impl Files<'_> {
         Ok(done)
     }
 
-    /// Removes what a layer hides of those below it.
-    fn hide(&self, input: &mut dyn Input, ledger: &Arc<Ledger>) -> Result<()> {
+    /// Removes what a layer hides of those below it. What cannot be unpacked is not even read.
+    fn hide(
+        &self,
+        (max_bytes, max_files): (u64, u64),
+        input: &mut dyn Input,
+        ledger: &Arc<Ledger>,
+    ) -> Result<()> {
         let charge = ledger.charge(Item::Bodies, 0)?;
         let mut members = Members::new(Reader(input), charge)?;
+        let (mut bytes, mut count) = (0_u64, 0);
         while let Some(member) = members.next()? {
+            bytes = bytes.saturating_add(members.stored());
+            count += 1;
+            if bytes > max_bytes || count > max_files {
+                return Err(Error::new(Kind::TooLarge, "a layer is too large"));
+            }
             // Unpacking refuses names that are none.
             let Ok(Some(parts)) = parts(&member.name, 0) else {
                 continue;

@@ -14,7 +14,7 @@ use crate::files::{Files, Layer, Opened};
 use crate::spec::command::{EnvironmentChange, check_environment, environment_bytes};
 
 /// Most bytes of a document of an image.
-const MAX_DOCUMENT_BYTES: u64 = 4 << 20;
+const MAX_DOCUMENT_BYTES: u64 = 2 << 20;
 
 /// Most layers of an image. Docker makes at most 127.
 const MAX_LAYERS: usize = 256;

@@ -6,6 +6,7 @@ use std::thread;
 
 use serde_json::Value;
 
+use super::images::of_layer;
 use super::{
     Member, SNAPSHOTS, archive, check_tidy, file, id_of, listed, made, needs_store, put, store,
     store_of, with,
@@ -13,9 +14,10 @@ use super::{
 use crate::archives::Tar;
 use crate::faults::panics::{faulty_program, start};
 use crate::fixture::{
-    Connection, PATIENCE, Server, assert_error, names_in, random_bytes, wait_until,
+    Connection, Mount, PATIENCE, Server, TempDir, assert_error, names_in, random_bytes, wait_until,
 };
 use crate::host::in_place_of;
+use crate::skip;
 
 /// Begins to send an archive, and returns when the server unpacks it.
 fn begin(server: &Server, name: &str, archive: &[u8], end: usize) -> Connection {
@@ -236,4 +238,49 @@ fn a_snapshot_that_is_read_is_not_deleted() {
         server.delete(&format!("{SNAPSHOTS}/a")).status == 200
     });
     check_tidy(&server);
+}
+
+#[test]
+fn a_full_disk_leaves_nothing_of_an_import() {
+    let disk = TempDir::new();
+    let Some(_disk) = Mount::tmpfs(disk.path(), "size=2m,mode=755") else {
+        skip!("mounting a small tmpfs needs root");
+    };
+    let place = disk.join("snapshots");
+    needs_store!(server, "SBX_SNAPSHOTS_DIR" = &place);
+    let content = random_bytes(1 << 20, 1);
+    let half = archive(&[file("a", &content)]);
+    let whole = archive(&[file("a", &content), file("b", &content)]);
+    let config = serde_json::json!({});
+    for (what, archive) in [
+        ("a root", &whole),
+        // Its archive has room, and the tree of its layer besides that has none.
+        ("an image", &of_layer(&half, &config)),
+    ] {
+        assert_error(&put(&server, "a", archive), 507, "no_space");
+        wait_until("nothing is left", PATIENCE, || names_in(&place).is_empty());
+        assert_eq!(listed(&server), Vec::<Value>::new(), "{what}");
+    }
+    made(&server, "a", &half);
+}
+
+#[test]
+fn a_start_without_room_for_the_store_goes_on_and_tries_again() {
+    let disk = TempDir::new();
+    let Some(_disk) = Mount::tmpfs(disk.path(), "size=1m,nr_inodes=20,mode=755") else {
+        skip!("mounting a small tmpfs needs root");
+    };
+    // Directories take places alone.
+    let fill = |number: u32| fs::create_dir(disk.path().join(number.to_string()));
+    let filled = (0..).take_while(|number| fill(*number).is_ok()).count();
+    assert!(filled > 10);
+    needs_store!(server, "SBX_SNAPSHOTS_DIR" = disk.join("snapshots"));
+    let whole = archive(&[file("a", b"1")]);
+    assert_error(&put(&server, "a", &whole), 507, "no_space");
+    assert_eq!(listed(&server), Vec::<Value>::new());
+    assert_eq!(server.sandbox().sh("echo well"), "well\n");
+    for number in 0..10 {
+        fs::remove_dir(disk.path().join(number.to_string())).unwrap();
+    }
+    made(&server, "a", &whole);
 }

@@ -579,6 +579,8 @@ fn what_layers_unpack_to_is_bounded() {
     let zeros = vec![0; 3 << 20];
     let many: Vec<String> = (0..1000).map(|number| number.to_string()).collect();
     let many: Vec<_> = many.iter().map(|name| file(name, b"")).collect();
+    let hiding: Vec<String> = (0..1100).map(|number| format!(".wh.{number}")).collect();
+    let hiding: Vec<_> = hiding.iter().map(|name| file(name, b"")).collect();
     let sparse: &[(&str, &[u8])] = &[
         ("GNU.sparse.size", b"1099511627776"),
         ("GNU.sparse.map", b"0,1"),
@@ -598,6 +600,7 @@ fn what_layers_unpack_to_is_bounded() {
         // Although the tree would have it once.
         ("the same again", compressed(vec![large.clone(); 100])),
         ("a hole", compressed(vec![hole])),
+        ("whiteouts", compressed(vec![archive(&hiding)])),
         ("files", compressed(vec![archive(&many), archive(&many)])),
     ] {
         for files in [image.docker(), image.layout()] {
