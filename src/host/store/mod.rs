@@ -515,22 +515,28 @@ impl Store {
         key: &str,
         user_of: &dyn Fn(&str) -> Option<String>,
     ) -> Result<(String, bool)> {
+        let made_of_it = |user| {
+            let why = format!("sandbox {user} is made of it; delete that first");
+            in_use(key, &why)
+        };
+        // Asked before, too: nobody else is kept from using what stays.
+        let found = self.find(key).ok_or_else(|| unknown(key))?;
+        if let Some(user) = user_of(&found.id) {
+            return Err(made_of_it(user));
+        }
         let mut table = lock(&self.table);
-        let held = table.find(key).ok_or_else(|| unknown(key))?;
+        let held = table.find(&found.id).ok_or_else(|| unknown(key))?;
         if held.uses > 0 {
             return Err(in_use(key, "a request needs it"));
         }
         // From here on nobody begins to use it.
         held.is_leaving = true;
-        let id = held.snapshot.id.clone();
+        let id = found.id;
         drop(table);
         let user = user_of(&id);
         let mut table = lock(&self.table);
-        let removed = match &user {
-            Some(user) => {
-                let why = format!("sandbox {user} is made of it; delete that first");
-                Err(in_use(key, &why))
-            }
+        let removed = match user {
+            Some(user) => Err(made_of_it(user)),
             // Nobody writes it meanwhile.
             None => self.directory().and_then(|directory| {
                 directory.unlink(&record_of(&id)).map_err(|errno| {

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 
@@ -161,6 +162,29 @@ fn deletions_and_creations_at_the_same_time_do_not_meet() {
         }
     }
     check_tidy(&server);
+}
+
+#[test]
+fn a_deletion_that_is_refused_keeps_nobody_from_a_snapshot() {
+    needs_store!(server);
+    needs_archive!(archive);
+    made(&server, "box", &archive);
+    let _keeper = of_snapshot(&server, "box");
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let reply = server.delete(&format!("{SNAPSHOTS}/box"));
+                assert_error(&reply, 409, "in_use");
+            }
+        });
+        let asked = json!({ "root": "private", "template": "box" });
+        let made: Vec<_> = (0..100)
+            .map(|_| server.post("/v1/sandboxes", &asked).status)
+            .collect();
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(made, [200; 100]);
+    });
 }
 
 #[test]

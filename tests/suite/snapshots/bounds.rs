@@ -13,8 +13,9 @@ use super::{
 };
 use crate::archives::Tar;
 use crate::faults::panics::{faulty_program, start};
+use crate::files::Mount;
 use crate::fixture::{
-    Connection, Mount, PATIENCE, Server, TempDir, assert_error, names_in, random_bytes, wait_until,
+    Connection, PATIENCE, Server, TempDir, assert_error, names_in, random_bytes, wait_until,
 };
 use crate::host::in_place_of;
 use crate::skip;
