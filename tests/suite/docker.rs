@@ -893,7 +893,7 @@ fn archives_of_images_and_containers_are_templates() {
         engine,
     };
     // Layers that change one another.
-    let change = "rm /bin/vi && mkdir /srv && echo made > /srv/made && echo 'www:x:33:33::/:/bin/sh' >> /etc/passwd";
+    let change = "rm /bin/vi && mkdir -p /srv && echo made > /srv/made && echo 'www:x:33:33::/:/bin/sh' >> /etc/passwd";
     let run = ["run", "--network", "none", "--name", &place.name, IMAGE];
     engine.ask(&[&run[..], &["/bin/sh", "-c", change]].concat());
     let image = "sbx-test:changed";
