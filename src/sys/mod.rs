@@ -1,4 +1,4 @@
-//! Thin wrappers around the system calls that nix and std do not wrap.
+//! Thin wrappers around the system calls that nix and std do not wrap, or wrap with much code.
 //!
 //! This folder is the only one with `unsafe`; each block states why it is sound. A function here does
 //! one thing that the kernel offers and returns its errno. Policy stays with the callers: nothing
