@@ -229,6 +229,18 @@ impl Machine {
         self.as_host().ok_or_else(|| self.wrong_mode())
     }
 
+    /// The host of sandboxes, for what outlives a request.
+    ///
+    /// # Errors
+    /// `NotFound` if the machine is dedicated.
+    #[cfg(all(feature = "e2b", feature = "file-tools"))]
+    pub fn shared_host(&self) -> Result<&Arc<Host>> {
+        match &self.kind {
+            Dedicated(_) => Err(self.wrong_mode()),
+            Many(host) => Ok(host),
+        }
+    }
+
     /// The host of sandboxes; `None` if the machine is dedicated.
     fn as_host(&self) -> Option<&Host> {
         match &self.kind {

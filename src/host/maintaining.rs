@@ -97,6 +97,8 @@ impl Host {
                 next_look = begun + begun.elapsed() * 50;
             }
             self.limiter.tidy();
+            #[cfg(all(feature = "e2b", feature = "file-tools"))]
+            self.forget_builds();
             forget_ended_trees();
             if let Some(records) = &self.records {
                 records.synchronize();

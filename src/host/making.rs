@@ -105,7 +105,8 @@ impl Host {
             .collect();
         let made = made.and_then(|made| {
             // All of them exist, or none.
-            if let Some(records) = &self.records {
+            // Of a build the next server removes what there is.
+            if let Some(records) = self.records.as_ref().filter(|_| !spec.is_build) {
                 for sandbox in &made {
                     records.complete(&sandbox.file)?;
                 }
@@ -186,15 +187,15 @@ impl Host {
     /// # Errors
     /// `Unavailable`, with the reason; `Invalid` if it does not go with what else is asked for.
     fn root_of(&self, spec: &SandboxSpec) -> Result<(Option<RootSpec>, Option<Pin>)> {
-        let (template, user, is_volatile) = match &spec.root_choice {
+        let (template, user, is_usual, is_volatile) = match &spec.root_choice {
             RootChoice::Private {
                 template,
                 user,
+                makes_user,
                 is_volatile,
-                ..
-            } => (template.as_deref(), user.clone(), *is_volatile),
+            } => (template.as_deref(), user.clone(), *makes_user, *is_volatile),
             RootChoice::Default if self.has_roots_by_default && spec.isolation.is_none() => {
-                (None, None, false)
+                (None, None, false, false)
             }
             RootChoice::Default | RootChoice::Shared => return Ok((None, None)),
         };
@@ -212,7 +213,11 @@ impl Host {
         let root = RootSpec {
             template,
             snapshot: snapshot.map(|snapshot| snapshot.id.clone()),
-            user: user.or_else(|| settings?.user.clone()),
+            user: match settings.and_then(|settings| settings.user.clone()) {
+                // It stands for whoever the template names.
+                Some(own) if is_usual => Some(own),
+                own => user.or(own),
+            },
             directory: settings.and_then(|settings| settings.directory.clone()),
             is_volatile,
         };
@@ -299,14 +304,11 @@ impl Host {
             make_directories(&home)
                 .map_err(|errno| Error::system("cannot make the root of a sandbox", errno))?;
             fault::point("root directories");
-            let root = self.roots.make(root, *user, &home)?;
             let makes_user = matches!(
-                spec.root_choice,
-                RootChoice::Private {
-                    makes_user: true,
-                    ..
-                }
+                &spec.root_choice,
+                RootChoice::Private { makes_user: true, user, .. } if *user == root.user
             );
+            let root = self.roots.make(root, *user, &home)?;
             root.furnish(makes_user)?;
             fault::point("root");
             let _ = lasting.root.set(root);

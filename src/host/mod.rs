@@ -8,8 +8,10 @@
 //! [`ending`] are the life of a sandbox. Their parts have files of their own: [`standing`] says what
 //! stands still, [`table`] counts, [`users`] assigns uids, [`claims`]
 //! keeps other hosts off them, [`leftovers`] ends what an earlier server left, [`ids`] makes ids, [`homes`] directories, [`roots`] puts roots together, [`store`] keeps what they are made of, [`records`]
-//! writes down what lasts, [`snapshots`] is what requests do with the store, [`signals`] kills, [`watchdog`] looks at the memory of sandboxes.
+//! writes down what lasts, [`snapshots`] is what requests do with the store, [`builds`] makes templates by steps, [`signals`] kills, [`watchdog`] looks at the memory of sandboxes.
 
+#[cfg(all(feature = "e2b", feature = "file-tools"))]
+mod builds;
 mod changing;
 mod claims;
 mod ending;
@@ -57,6 +59,8 @@ use crate::spec::isolation::{DefaultIsolation, Isolation};
 use crate::spec::network::NetworkPolicy;
 use crate::sys::{self, User, proc};
 use crate::threads::lock::{Condvar, Mutex, MutexGuard, lock};
+#[cfg(all(feature = "e2b", feature = "file-tools"))]
+pub use builds::{Build, BuildStep, LogLine, Stage, Verb};
 use claims::Claims;
 pub use ending::AllEnded;
 use homes::Homes;

@@ -34,6 +34,9 @@ pub(super) struct Roots {
     /// Archives, by the names that they have in the store.
     archives: Vec<(String, PathBuf)>,
     pub(super) store: Arc<Store>,
+    /// What becomes part of it.
+    #[cfg(all(feature = "e2b", feature = "file-tools"))]
+    pub(super) builds: super::builds::Builds,
     /// What sandboxes are made of that name nothing.
     default: Option<String>,
     blocks: IdBlocks,
@@ -80,6 +83,8 @@ impl Roots {
             templates: HashMap::new(),
             archives: Vec::new(),
             store: Arc::clone(store),
+            #[cfg(all(feature = "e2b", feature = "file-tools"))]
+            builds: super::builds::Builds::default(),
             default: settings.default.clone(),
             blocks,
             taken: Vec::new(),

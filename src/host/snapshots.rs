@@ -37,12 +37,7 @@ impl Host {
         ledger: &Arc<Ledger>,
     ) -> Result<Snapshot> {
         self.roots.check()?;
-        let is_taken = |name: &&str| self.roots.is_named(name) || self.roots.is_copy(name);
-        if let Some(name) = name.filter(is_taken) {
-            let text =
-                format!("{name} is a template of the server's settings; choose another name");
-            return Err(Error::new(Kind::Exists, text));
-        }
+        name.map_or(Ok(()), |name| self.check_name(name))?;
         let made = self.roots.store.import(input, ledger);
         let made = made.and_then(|import| import.complete(name, None));
         // However long it took, whoever has made it has time to use it.
@@ -50,6 +45,17 @@ impl Host {
         let made = made?;
         logging::info(format_args!("snapshot {} created", made.id));
         Ok(made)
+    }
+
+    /// # Errors
+    /// `Exists` if a name is for the operator's templates.
+    pub(super) fn check_name(&self, name: &str) -> Result<()> {
+        if self.roots.is_named(name) || self.roots.is_copy(name) {
+            let text =
+                format!("{name} is a template of the server's settings; choose another name");
+            return Err(Error::new(Kind::Exists, text));
+        }
+        Ok(())
     }
 
     /// Deletes a snapshot. Returns its id, and whether files of it are still being removed.

@@ -41,6 +41,8 @@ pub struct SandboxSpec {
     pub root: Option<RootSpec>,
     /// Where commands see the home if they have mounts of their own; `None` for where it is.
     pub shown_home: Option<PathBuf>,
+    /// Whether a template is built in it: the next server does not take it over.
+    pub is_build: bool,
 }
 
 /// Whether a text is a name of the Container Device Interface, `vendor.com/class=name`.

@@ -10,6 +10,7 @@
 const OUTER: [&[&str]; 3] = [
     &[
         "sbx_server::egress::ExitsState",
+        "sbx_server::host::builds::BuildTable",
         "sbx_server::host::sandbox::IsEnding",
         "sbx_server::host::records::Generations",
         "sbx_server::host::table::SandboxTable",

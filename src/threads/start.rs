@@ -1,7 +1,7 @@
 //! Starts threads.
 
 use std::io;
-use std::thread::{self, Builder, JoinHandle};
+use std::thread::{self, Builder, JoinHandle, Scope, ScopedJoinHandle};
 
 use super::panics::{essential, joined};
 use crate::sys::MemoryCache;
@@ -78,12 +78,31 @@ impl Thread {
     }
 
     fn run_boxed(self, work: Work<'_>) -> io::Result<()> {
-        let (builder, work) = self.prepare(work);
         thread::scope(|scope| {
-            let thread = builder.spawn_scoped(scope, work)?;
-            joined(thread.join());
+            joined(self.start_boxed_in(scope, work)?.join());
             Ok(())
         })
+    }
+
+    /// Starts it in a scope, which waits for it.
+    ///
+    /// # Errors
+    /// As for [`Thread::start`].
+    pub fn start_scoped<'scope>(
+        self,
+        scope: &'scope Scope<'scope, '_>,
+        work: impl FnOnce() + Send + 'scope,
+    ) -> io::Result<ScopedJoinHandle<'scope, ()>> {
+        self.start_boxed_in(scope, Box::new(work))
+    }
+
+    fn start_boxed_in<'scope>(
+        self,
+        scope: &'scope Scope<'scope, '_>,
+        work: Work<'scope>,
+    ) -> io::Result<ScopedJoinHandle<'scope, ()>> {
+        let (builder, work) = self.prepare(work);
+        builder.spawn_scoped(scope, work)
     }
 
     fn prepare(self, work: Work<'_>) -> (Builder, impl FnOnce() + Send) {

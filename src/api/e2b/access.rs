@@ -171,6 +171,37 @@ pub(super) fn of_files(
     Ok(place)
 }
 
+/// What stands for the API key where files of a template are uploaded.
+#[cfg(feature = "file-tools")]
+pub(super) fn upload_signature(context: &Context, template: &str, hash: &str) -> String {
+    // No sandbox has an id like that.
+    let id = format!("{template}/{hash}");
+    context.authenticator.sandbox_token(&id)
+}
+
+/// Checks the signature of an upload for a template, or the API key.
+///
+/// # Errors
+/// 401.
+#[cfg(feature = "file-tools")]
+pub(super) fn of_upload(
+    context: &Context,
+    call: &mut Call<'_, '_>,
+    template: &str,
+) -> Result<(), E2bError> {
+    let signature = call.query.value("signature")?;
+    let Some(signature) = signature.filter(|_| context.authenticator.needs_token()) else {
+        return of_api(context, call.request, Access::Machine);
+    };
+    let path = String::from_utf8_lossy(&call.request.head.path);
+    let hash = path.rsplit('/').next().unwrap_or_default();
+    let own = upload_signature(context, template, hash);
+    if !bool::from(own.as_bytes().ct_eq(signature)) {
+        return Err(refuse(call.request, "the signature is wrong"));
+    }
+    assign_slot(context, call.request, Holder::Operator)
+}
+
 /// Finds the sandbox that is asked after. No credentials are needed.
 ///
 /// # Errors

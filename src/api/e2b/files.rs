@@ -243,7 +243,7 @@ impl UploadSource for AnySource<'_> {
 }
 
 /// A body that is the content of one file.
-struct Plain<'b, 'c>(&'b mut BodyReader<'c>);
+pub(super) struct Plain<'b, 'c>(pub(super) &'b mut BodyReader<'c>);
 
 impl UploadSource for Plain<'_, '_> {
     type Error = E2bError;

@@ -11,6 +11,8 @@
 )]
 
 mod access;
+#[cfg(feature = "file-tools")]
+mod builds;
 mod calls;
 #[cfg(feature = "interpreter")]
 mod code;
@@ -25,6 +27,7 @@ mod processes;
 mod routes;
 mod sandboxes;
 mod signature;
+mod templates;
 mod watches;
 
 use super::browsers::OWN;
@@ -136,6 +139,11 @@ fn try_answer(
             access::of_api(context, call.request, Access::Inside(listed))?;
             AskedSandbox::Machine
         }
+        #[cfg(feature = "file-tools")]
+        Operation::Upload(_) => {
+            access::of_upload(context, &mut call, listed)?;
+            AskedSandbox::Machine
+        }
         Operation::Health => access::of_health(context, call.request, named)?,
         Operation::Files(_) => access::of_files(context, &mut call, named)?,
         Operation::Sandbox(_)
@@ -152,6 +160,8 @@ fn try_answer(
         Operation::Api(answer) | Operation::OwnApi(answer) | Operation::ApiInside(answer) => {
             answer(&mut call, listed)
         }
+        #[cfg(feature = "file-tools")]
+        Operation::Upload(answer) => answer(&mut call, listed),
         Operation::Unavailable(sentence) => Err(E2bError::unimplemented(sentence)),
         Operation::Health if !access::runs(context, &place) => Err(E2bError::gone()),
         Operation::Health => Ok(Response::new(204, Body::Empty)),

@@ -343,7 +343,12 @@ impl StartRequest {
         }
         environment.extend(variables_in(&mut process, "envs")?);
         let directory = process.string("cwd")?.unwrap_or_default();
-        let directory = paths.absolute(directory.as_bytes())?;
+        // Where commands of a template start is known there.
+        let directory = if directory.is_empty() && workspace.has_own_root() {
+            Vec::new()
+        } else {
+            paths.absolute(directory.as_bytes())?
+        };
         let directory = String::from_utf8(directory);
         let pty = object(&mut fields, "pty")?;
         let tag = fields.string("tag")?;

@@ -3,11 +3,13 @@
 //! Some of its paths are also paths of other doors: there the headers decide. A request to a name such as
 //! `3000-ID.example.com` is for a port of the sandbox with this id, whatever its path is.
 
+#[cfg(feature = "file-tools")]
+use super::builds;
 use super::calls::{Answer, Call, Document, ListAnswer};
 #[cfg(feature = "interpreter")]
 use super::code;
 use super::errors::{E2bError, Style};
-use super::{entries, files, logs, processes, sandboxes, watches};
+use super::{entries, files, logs, processes, sandboxes, templates, watches};
 use crate::api::context::Context;
 use crate::api::parts::{is_below, is_for_e2b};
 use crate::codec::fields::Fields;
@@ -35,6 +37,9 @@ pub(super) enum Operation {
     OwnApi(fn(&mut Call<'_, '_>, &str) -> Answer),
     /// The same for what happens inside it, which the host's token may be kept from.
     ApiInside(fn(&mut Call<'_, '_>, &str) -> Answer),
+    /// Files for a template, with the API key or a signature of the request.
+    #[cfg(feature = "file-tools")]
+    Upload(fn(&mut Call<'_, '_>, &str) -> Answer),
     /// What this server does not have, with a sentence that says so.
     Unavailable(&'static str),
     /// Whether a sandbox runs. It needs no credentials.
@@ -67,8 +72,8 @@ const DELETE: &[&str] = &["DELETE"];
 const ANY: &[&str] = &[];
 
 const NO_SNAPSHOTS: &str = "there are no snapshots here, and so no forks";
-const NO_TEMPLATES: &str =
-    "templates are not built here: the operator names them, by SBX_TEMPLATES and SBX_E2B_TEMPLATES";
+const NO_TEMPLATES: &str = "that is unavailable here: templates are listed, built and deleted";
+const NO_TAGS: &str = "a template has one tag here, that of its name: build NAME:TAG";
 const NO_VOLUMES: &str = "there are no volumes here";
 const NO_SECRETS: &str = "there are no secrets here; pass values by envs";
 const NO_NETWORK: &str =
@@ -76,9 +81,24 @@ const NO_NETWORK: &str =
 
 /// All routes. Rows of one pattern are adjacent.
 const ROUTES: &[&[Route]] = &[
+    #[cfg(feature = "file-tools")]
+    BUILDS,
     SANDBOXES,
     #[cfg(feature = "interpreter")]
     CODE,
+];
+
+/// Those that build templates. The path has the id of a template where others have that of a sandbox.
+#[cfg(feature = "file-tools")]
+#[rustfmt::skip]
+const BUILDS: &[Route] = &[
+    row(ANY, "/templates/tags", "e2b_other", Unavailable(NO_TAGS)),
+    row(POST, "/v3/templates", "e2b_templates", Api(builds::begin)),
+    row(GET, "/templates/{sandbox}/files/{context}", "e2b_build", Api(builds::upload_link)),
+    row(PUT, "/templates/{sandbox}/files/{context}", "e2b_build", Operation::Upload(builds::upload)),
+    row(POST, "/v2/templates/{sandbox}/builds/{context}", "e2b_build", Api(builds::start)),
+    row(GET, "/templates/{sandbox}/builds/{context}/status", "e2b_build", Api(builds::status)),
+    row(DELETE, "/templates/{sandbox}", "e2b_templates", Api(builds::delete)),
 ];
 
 /// Those of sandboxes, and of what is in them.
@@ -103,10 +123,12 @@ const SANDBOXES: &[Route] = &[
     row(PUT, "/sandboxes/{sandbox}/network", "e2b_other", Unavailable(NO_NETWORK)),
     row(GET, "/snapshots", "e2b_other", Api(sandboxes::list_snapshots)),
     row(ANY, "/snapshots/{rest}", "e2b_other", Unavailable(NO_SNAPSHOTS)),
-    row(GET, "/templates", "e2b_templates", Api(sandboxes::list_templates)),
-    row(GET, "/templates/aliases/{rest}", "e2b_templates", Api(sandboxes::find_template)),
+    row(GET, "/templates", "e2b_templates", Api(templates::list)),
+    row(GET, "/templates/aliases/{rest}", "e2b_templates", Api(templates::find)),
+    row(GET, "/templates/{sandbox}", "e2b_templates", Api(templates::describe)),
+    row(ANY, "/templates/{sandbox}/tags/{rest}", "e2b_other", Unavailable(NO_TAGS)),
     row(ANY, "/templates/{rest}", "e2b_other", Unavailable(NO_TEMPLATES)),
-    row(GET, "/v2/templates", "e2b_templates", Api(sandboxes::list_templates)),
+    row(GET, "/v2/templates", "e2b_templates", Api(templates::list)),
     row(ANY, "/v2/templates/{rest}", "e2b_other", Unavailable(NO_TEMPLATES)),
     row(ANY, "/v3/templates/{rest}", "e2b_other", Unavailable(NO_TEMPLATES)),
     row(ANY, "/default-templates/{rest}", "e2b_other", Unavailable(NO_TEMPLATES)),
@@ -235,19 +257,17 @@ impl<'a> Target<'a> {
             for route in ROUTES.iter().copied().flatten() {
                 if let Some(captured) = capture(route.pattern, path) {
                     target.routes.push(route);
-                    (target.sandbox, target.context) = captured;
+                    // The first pattern says the most.
+                    target.sandbox = target.sandbox.or(captured.0);
+                    target.context = target.context.or(captured.1);
                 }
             }
-            let takes_signature = matches!(
-                target.routes[..],
-                [
-                    Route {
-                        operation: Files(_),
-                        ..
-                    },
-                    ..
-                ]
-            );
+            let takes_signature = target.routes.iter().any(|route| match route.operation {
+                Files(_) => true,
+                #[cfg(feature = "file-tools")]
+                Operation::Upload(_) => true,
+                _ => false,
+            });
             target.is_signed = takes_signature
                 && context.authenticator.needs_token()
                 && request.head.query.as_deref().is_some_and(|query| {

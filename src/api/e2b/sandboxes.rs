@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::access::{USUAL_USER, names_machine};
+use super::access::names_machine;
 use super::calls::{Answer, Call};
 use super::errors::{Code, E2bError};
 use super::paths::USUAL_HOME;
 use super::processes::variables_in;
+use super::templates::{TEMPLATES, Templates, templates};
 use crate::clock::now_ms;
 use crate::codec::fields::{Change, Fields, JsonType, strings, wrong_type};
 use crate::codec::object::{object, object_of};
@@ -26,18 +27,12 @@ use crate::http::{Body, Response};
 use crate::machine::MACHINE_ID;
 use crate::spec::command::{check_environment, environment_bytes};
 use crate::spec::network::{Filter, NetworkPolicy, Rule, Rules};
-use crate::spec::sandbox::{Fate, LifeRules, RootChoice, SandboxSpec, Settings};
+use crate::spec::sandbox::{Fate, LifeRules, SandboxSpec, Settings};
 use crate::sys::proc::{self, MachineUse};
 use crate::workspace::Workspace;
 
 /// The version of E2B's agent whose features are here.
-const VERSION: &str = "0.6.13";
-
-/// The templates that clients ask for unless they choose one. Both are the default.
-const TEMPLATES: [&str; 2] = ["base", "code-interpreter-v1"];
-
-/// Before the name of a template, where a client asks whether there is one.
-const ALIASES: &str = "/templates/aliases/";
+pub(super) const VERSION: &str = "0.6.13";
 
 /// How long a sandbox lives unless its client says how long.
 const LIFETIME: Duration = Duration::from_secs(300);
@@ -322,7 +317,7 @@ pub(super) fn list(call: &mut Call<'_, '_>, _: &str) -> Answer {
 }
 
 /// How many items a client wants at most, and the token of the page; `None` for the first.
-fn page(query: &Query) -> Result<(usize, Option<u64>), E2bError> {
+pub(super) fn page(query: &Query) -> Result<(usize, Option<u64>), E2bError> {
     let limit = query.number("limit")?.unwrap_or(PAGE);
     if !(1..=MAX_PAGE).contains(&limit) {
         let text = format!("limit={limit}: not accepted; it takes 1 to {MAX_PAGE}");
@@ -333,130 +328,11 @@ fn page(query: &Query) -> Result<(usize, Option<u64>), E2bError> {
 }
 
 /// A page, with the token of the next one if there is one.
-fn page_of(documents: &[Value], next: Option<u64>) -> Response {
+pub(super) fn page_of(documents: &[Value], next: Option<u64>) -> Response {
     let response = Response::json(&documents);
     match next {
         Some(next) => response.with_header("x-next-token", next.to_string()),
         None => response,
-    }
-}
-
-/// `GET /templates`: the names that clients may give. `GET /v2/templates` has them in pages.
-pub(super) fn list_templates(call: &mut Call<'_, '_>, _: &str) -> Answer {
-    let size = Size::of_machine(&proc::machine_use());
-    let disk = call.context.machine.disk();
-    let started = rfc3339(now_ms().saturating_sub(uptime_ms(call)).cast_signed());
-    let templates = templates(call);
-    let all = templates.names().count();
-    let has_pages = call.request.head.path.starts_with(b"/v2/");
-    let (limit, next) = if has_pages {
-        page(&call.query)?
-    } else {
-        (all, None)
-    };
-    // The token is how many were on the pages before.
-    let before = next.map_or(0, |next| usize::try_from(next).unwrap_or(all));
-    let names = templates.names();
-    let documents = names.skip(before).take(limit).map(|name| {
-        object! {
-            "templateID": name,
-            "buildID": name,
-            "aliases": [name],
-            "names": [name],
-            "public": true,
-            "cpuCount": size.processors,
-            "memoryMB": size.memory >> 20,
-            "diskSizeMB": disk.map_or(0, |disk| disk.bytes >> 20),
-            "envdVersion": VERSION,
-            "createdAt": started.as_str(),
-            "updatedAt": started.as_str(),
-            "createdBy": (),
-            "lastSpawnedAt": (),
-            "spawnCount": 0,
-            "buildCount": 0,
-            "buildStatus": "ready",
-        }
-    });
-    let documents: Vec<_> = documents.collect();
-    let end = before + documents.len();
-    Ok(page_of(&documents, (end < all).then_some(end as u64)))
-}
-
-/// `GET /templates/aliases/{name}`: whether a name is that of a template.
-pub(super) fn find_template(call: &mut Call<'_, '_>, _: &str) -> Answer {
-    let path = &call.request.head.path;
-    let name = path.strip_prefix(ALIASES.as_bytes()).unwrap_or_default();
-    let name = String::from_utf8_lossy(&percent_decoded(name)?).into_owned();
-    if templates(call).root(&name).is_none() {
-        return Err(E2bError::not_found(format!(
-            "there is no template {name:?}"
-        )));
-    }
-    Ok(Response::json(
-        &object! { "templateID": name, "public": true },
-    ))
-}
-
-/// What clients may name.
-#[derive(Default)]
-struct Templates<'a> {
-    /// Those of the operator, each with the template of roots that it means, if it says so: `NAME`, `NAME=TEMPLATE`, or
-    /// `*` in place of any name.
-    more: &'a [String],
-    /// What roots of sandboxes can be made of.
-    roots: Vec<String>,
-    /// The one of these that a name without one means; `None` for the image that the server runs in.
-    default: Option<&'a str>,
-}
-
-fn templates<'a>(call: &Call<'a, '_>) -> Templates<'a> {
-    let machine = &call.context.machine;
-    Templates {
-        more: &call.context.e2b_templates,
-        roots: machine.templates(),
-        default: machine.default_template(),
-    }
-}
-
-impl Templates<'_> {
-    /// The operator's names, and what each means.
-    fn more(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
-        self.more.iter().map(|entry| match entry.split_once('=') {
-            Some((name, template)) => (name, Some(template)),
-            None => (&**entry, None),
-        })
-    }
-
-    /// All names, each once.
-    fn names(&self) -> impl Iterator<Item = &str> {
-        let more = self.more().map(|(name, _)| name);
-        let more = more.filter(|name| *name != "*" && !TEMPLATES.contains(name));
-        let roots = self.roots.iter().map(String::as_str);
-        let roots = roots
-            .filter(|root| !TEMPLATES.contains(root) && self.more().all(|(name, _)| name != *root));
-        TEMPLATES.into_iter().chain(more).chain(roots)
-    }
-
-    /// The root that a name means, which may be that of a build; `None` if there is no such template.
-    fn root(&self, asked: &str) -> Option<RootChoice> {
-        let asked = asked.split(':').next().filter(|name| !name.is_empty())?;
-        let of_operator = |wanted| self.more().find(|(name, _)| *name == wanted);
-        let own = self.roots.iter().find(|root| *root == asked);
-        let template = match (of_operator(asked), own) {
-            (Some((_, template)), _) => template,
-            (None, Some(own)) => Some(&**own),
-            (None, None) if TEMPLATES.contains(&asked) => None,
-            (None, None) => of_operator("*")?.1,
-        };
-        Some(match template.or(self.default) {
-            Some(template) => RootChoice::Private {
-                template: Some(template.to_owned()),
-                user: Some(USUAL_USER.to_owned()),
-                makes_user: true,
-                is_volatile: false,
-            },
-            None => RootChoice::Shared,
-        })
     }
 }
 
@@ -560,13 +436,13 @@ fn uptime() -> Option<Duration> {
 
 /// What there is of processors and of memory, in bytes.
 #[derive(Clone, Copy)]
-struct Size {
-    processors: usize,
-    memory: u64,
+pub(super) struct Size {
+    pub(super) processors: usize,
+    pub(super) memory: u64,
 }
 
 impl Size {
-    fn of_machine(whole: &MachineUse) -> Self {
+    pub(super) fn of_machine(whole: &MachineUse) -> Self {
         Self {
             processors: proc::processors(),
             memory: whole.memory_bytes.unwrap_or(0),
@@ -693,7 +569,7 @@ fn machine_document(call: &Call<'_, '_>) -> Value {
     document
 }
 
-fn uptime_ms(call: &Call<'_, '_>) -> u64 {
+pub(super) fn uptime_ms(call: &Call<'_, '_>) -> u64 {
     u64::try_from(call.context.machine.uptime().as_millis()).unwrap_or(0)
 }
 
@@ -950,69 +826,6 @@ mod tests {
                 (rules.on_expiry, rules.auto_resume),
                 (on_expiry, auto_resume),
                 "{more}"
-            );
-        }
-    }
-
-    #[test]
-    fn names_mean_templates() {
-        let more = ["mine", "team/x", "base", "old=deb", "py=bb"].map(str::to_owned);
-        let roots = ["deb", "py"].map(str::to_owned).to_vec();
-        let template = |templates: &Templates<'_>, asked: &str| match templates.root(asked) {
-            None => "none".to_owned(),
-            Some(RootChoice::Private { template, .. }) => template.unwrap(),
-            Some(_) => "image".to_owned(),
-        };
-        let templates = Templates {
-            more: &more,
-            roots: roots.clone(),
-            default: None,
-        };
-        for (asked, expected) in [
-            ("base", "image"),
-            ("base:v2", "image"),
-            ("code-interpreter-v1", "image"),
-            ("mine:v2", "image"),
-            ("team/x", "image"),
-            ("old", "deb"),
-            ("deb:1", "deb"),
-            // The operator's word holds.
-            ("py", "bb"),
-            ("min", "none"),
-            ("*", "none"),
-            ("", "none"),
-            (":", "none"),
-        ] {
-            assert_eq!(template(&templates, asked), expected, "{asked}");
-        }
-        let names: Vec<_> = templates.names().collect();
-        let expected = [
-            "base",
-            "code-interpreter-v1",
-            "mine",
-            "team/x",
-            "old",
-            "py",
-            "deb",
-        ];
-        assert_eq!(names, expected);
-        // With a default, what means nothing else is that.
-        for (entry, default, expected) in [
-            ("*", None, "image"),
-            ("*", Some("deb"), "deb"),
-            ("*=py", Some("deb"), "py"),
-        ] {
-            let more = [entry.to_owned()];
-            let any = Templates {
-                more: &more,
-                roots: roots.clone(),
-                default,
-            };
-            assert_eq!(template(&any, "anything"), expected);
-            assert_eq!(template(&any, "base"), default.unwrap_or("image"));
-            assert_eq!(
-                (template(&any, ""), any.names().count()),
-                ("none".to_owned(), 4)
             );
         }
     }

@@ -3,7 +3,28 @@
 use serde_json::Value;
 
 use crate::codec::object::object;
-use crate::host::Snapshot;
+use crate::error::{Error, Result};
+use crate::host::{Snapshot, is_snapshot_id};
+
+/// Most characters of a name.
+const MAX_NAME: usize = 64;
+
+/// Checks the name of a new snapshot.
+///
+/// # Errors
+/// `Invalid`.
+pub(in crate::api) fn check_name(name: &str) -> Result<()> {
+    let is_plain =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._-".contains(&byte);
+    if !(1..=MAX_NAME).contains(&name.len()) || !name.bytes().all(is_plain) || is_snapshot_id(name)
+    {
+        let text = format_args!(
+            "name={name}: not accepted; it takes 1 to {MAX_NAME} of a-z 0-9 . _ -, and nothing that looks like an id"
+        );
+        return Err(Error::invalid(text));
+    }
+    Ok(())
+}
 
 /// A snapshot.
 pub(in crate::api) fn document(snapshot: &Snapshot) -> Value {

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::archives;
 use super::call::{Answer, Call};
-use crate::api::json::snapshot::document;
+use crate::api::json::snapshot::{check_name, document};
 use crate::codec::object::object;
 use crate::error::{Error, Kind};
 use crate::files::search::Filter;
 use crate::files::{Extent, Packing};
-use crate::host::{Host, is_snapshot_id};
+use crate::host::Host;
 use crate::http::Response;
 use crate::workspace::{Archive, UploadReader};
 
@@ -17,26 +17,12 @@ use crate::workspace::{Archive, UploadReader};
 const PAGE: u64 = 100;
 const MAX_PAGE: u64 = 1000;
 
-/// Most characters of a name.
-const MAX_NAME: usize = 64;
-
 /// `PUT /v1/snapshots`.
 pub(super) fn import(call: &mut Call<'_, '_>, host: &Host) -> Answer {
     call.require_body()?;
     let name = call.query.text("name")?;
     let name = name.as_deref();
-    let is_plain =
-        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._-".contains(&byte);
-    if let Some(name) = name
-        && (!(1..=MAX_NAME).contains(&name.len())
-            || !name.bytes().all(is_plain)
-            || is_snapshot_id(name))
-    {
-        let text = format_args!(
-            "name={name}: not accepted; it takes 1 to {MAX_NAME} of a-z 0-9 . _ -, and nothing that looks like an id"
-        );
-        return Err(Error::invalid(text).into());
-    }
+    name.map_or(Ok(()), check_name)?;
     let ledger = Arc::clone(&call.request.ledger);
     let mut input = UploadReader::new(&mut call.request.body, &ledger.work, &ledger);
     let made = host.import_snapshot(name, &mut input, &ledger);

@@ -454,7 +454,9 @@ impl Writer<'_> {
     }
 
     fn skip(&mut self, path: &[u8], reason: SkipReason) -> Outcome {
-        if self.fails {
+        // A root has them while it is in use, and no archive of one can.
+        let is_usual = matches!(reason, SkipReason::Socket | SkipReason::Device);
+        if self.fails && !(is_usual && self.extent == Extent::Root) {
             let name = crate::files::name::show(path);
             let text = format!("cannot pack {name}: {}", reason.word());
             return Err(Error::new(Kind::NotRegular, text).into());

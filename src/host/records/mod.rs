@@ -257,7 +257,8 @@ impl Records {
         record: impl FnOnce() -> Record,
     ) -> Result<()> {
         let mut generations = lock(&file.generations);
-        if generations.is_closed {
+        // Of a sandbox that no server takes over there is none.
+        if generations.is_closed || generations.latest == 0 {
             return Ok(());
         }
         let next = generations.latest + 1;

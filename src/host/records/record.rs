@@ -322,6 +322,7 @@ fn read(fields: &mut Fields<'_>) -> Result<Record> {
         },
         key: fields.string("key")?,
         shown_home: fields.string("shown_home")?.map(Into::into),
+        is_build: false,
     };
     if given.len() != spec.read_only_paths.len() + spec.read_write_paths.len() {
         return Err(broken("given"));

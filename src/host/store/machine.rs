@@ -6,17 +6,17 @@ use std::io::{BufReader, PipeWriter, Write, pipe};
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{MACHINE, Snapshot, Store};
+use super::{Import, MACHINE, Snapshot, Store, new_id};
 use crate::client::Disconnected;
 use crate::confine::PROGRAMS;
 use crate::error::{Error, Result};
 use crate::files::name::FilePath;
 use crate::files::search::{Filter, Matcher};
-use crate::files::{Extent, Packing, Root, Sink};
+use crate::files::{BrokenOff, Extent, Packing, Root, Sink};
 use crate::limits::ledger::Ledger;
 use crate::logging;
 use crate::threads::Thread;
-use crate::threads::panics::joined;
+use crate::threads::lock::{Mutex, lock};
 
 /// Where some machines have what a link in /etc leads to, without which no certificate is known.
 const CERTIFICATES: [&str; 3] = ["/var", "/var/lib", "/var/lib/ca-certificates"];
@@ -30,26 +30,45 @@ impl Store {
         self: &Arc<Self>,
         ledger: &Arc<Ledger>,
     ) -> Result<Snapshot> {
-        let failed = |error| Error::io("cannot copy the machine", &error);
-        let (read, write) = pipe().map_err(failed)?;
-        let charged = Arc::clone(ledger);
-        let pack = move || {
-            // What is not packed to its end is no archive for whoever reads it.
-            if let Err(error) = pack(write, &charged) {
-                logging::info(format_args!("cannot copy the machine: {error}"));
-            }
-        };
-        let packing = Thread::new("packing").start(pack).map_err(failed)?;
-        // The pipe ends with the import, and with it the packing.
-        let import = self.import(&mut BufReader::new(read), ledger);
-        joined(packing.join());
-        let made = import?.complete(Some(MACHINE), None)?;
+        let root = Root::machine(Path::new("/"))?;
+        let (patterns, extent) = (programs(), Extent::PublicRoot);
+        let import = self.import_tree(new_id()?, &root, &patterns, extent, ledger)?;
+        let made = import.complete(Some(MACHINE), None)?;
         logging::info(format_args!("the machine is snapshot {}", made.id));
         Ok(made)
     }
+
+    /// Copies the tree of a root, but for what has a path of these patterns.
+    ///
+    /// # Errors
+    /// As [`Store::import`]; `BadArchive` if it cannot be read to its end.
+    pub(in crate::host) fn import_tree(
+        self: &Arc<Self>,
+        id: String,
+        root: &Root,
+        excluded: &[String],
+        extent: Extent,
+        ledger: &Arc<Ledger>,
+    ) -> Result<Import> {
+        let failed = |error| Error::io("cannot copy the root of a machine", &error);
+        let (read, write) = pipe().map_err(failed)?;
+        let unpacked = Mutex::new(None);
+        let import = std::thread::scope(|scope| {
+            let pack = || {
+                // What is not packed to its end is no archive for whoever reads it.
+                let packed = pack(root, excluded, extent, write, ledger);
+                *lock(&unpacked) = packed.err();
+            };
+            let started = Thread::new("packing").start_scoped(scope, pack);
+            started.map_err(failed)?;
+            self.import_as(id, &mut BufReader::new(read), ledger)
+        });
+        import.map_err(|error| lock(&unpacked).take().unwrap_or(error))
+    }
 }
 
-fn pack(write: PipeWriter, ledger: &Arc<Ledger>) -> Result<()> {
+/// What of the machine is no program.
+fn programs() -> Vec<String> {
     let mut patterns = vec!["/*".to_owned()];
     for directory in PROGRAMS {
         patterns.push(format!("!{directory}"));
@@ -60,24 +79,35 @@ fn pack(write: PipeWriter, ledger: &Arc<Ledger>) -> Result<()> {
     }
     // All of the last one.
     patterns.pop();
+    patterns
+}
+
+fn pack(
+    root: &Root,
+    excluded: &[String],
+    extent: Extent,
+    write: PipeWriter,
+    ledger: &Arc<Ledger>,
+) -> Result<()> {
     let packing = Packing {
         filter: Filter {
-            exclude: Matcher::new(patterns.iter().map(String::as_bytes))?,
+            exclude: Matcher::new(excluded.iter().map(String::as_bytes))?,
             ..Filter::default()
         },
         is_compressed: false,
-        fails: false,
-        extent: Extent::PublicRoot,
+        // What everybody may read of the machine changes while it is read.
+        fails: extent == Extent::Root,
+        extent,
         newer_than: None,
     };
-    let root = Root::machine(Path::new("/"))?;
     let files = root.files()?;
     let source = files.open_source(&FilePath::new(b"/")?)?;
-    // Who reads it says why it does no more.
-    let _ = files.pack(source, packing, ledger, &mut ToStore(write), &|_| {
-        Vec::new()
-    });
-    Ok(())
+    let describe = |_: &_| Vec::new();
+    match files.pack(source, packing, ledger, &mut ToStore(write), &describe) {
+        Err(BrokenOff::Failed(error)) => Err(error),
+        // Who reads it says why it does no more.
+        Ok(()) | Err(BrokenOff::Disconnected) => Ok(()),
+    }
 }
 
 /// Hands pieces of the archive over.

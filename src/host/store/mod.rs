@@ -391,7 +391,19 @@ impl Store {
         input: &mut dyn Input,
         ledger: &Arc<Ledger>,
     ) -> Result<Import> {
-        let id = new_id()?;
+        self.import_as(new_id()?, input, ledger)
+    }
+
+    /// The same, with an id that was [made](new_id) before.
+    ///
+    /// # Errors
+    /// As [`Store::import`].
+    pub(super) fn import_as(
+        self: &Arc<Self>,
+        id: String,
+        input: &mut dyn Input,
+        ledger: &Arc<Ledger>,
+    ) -> Result<Import> {
         let mut table = lock(&self.table);
         let (count, most) = (table.all.len() + table.importing, self.bounds.most);
         if count >= most {
@@ -482,6 +494,21 @@ impl Store {
     fn make_tree(&self, id: &str) -> Result<Root> {
         mkdirat(&**self.directory()?, id, Mode::S_IRWXU).map_err(unmade)?;
         self.root(id)
+    }
+
+    /// Bytes that the snapshots leave of their bound.
+    pub(super) fn room(&self) -> u64 {
+        lock(&self.table).room(&self.bounds)
+    }
+
+    /// A file that has no name on the disk.
+    ///
+    /// # Errors
+    /// `NoSpace`; `System`.
+    pub(super) fn temporary(&self) -> Result<File> {
+        let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
+        let opened = openat(&**self.directory()?, ".", flags, Mode::S_IRWXU);
+        opened.map(File::from).map_err(unmade)
     }
 
     /// The file that a snapshot was imported from has been found as this, with the same content.
@@ -600,6 +627,14 @@ pub(super) struct Import {
 }
 
 impl Import {
+    /// Gives its roots other settings.
+    pub(super) fn with_settings(mut self, settings: RootSettings) -> Self {
+        if let Some(snapshot) = &mut self.snapshot {
+            snapshot.settings = settings;
+        }
+        self
+    }
+
     fn remove_unpacked(&mut self) {
         if let Some(id) = self.unpacked.take() {
             self.store.remove_tree(&id);
@@ -720,7 +755,11 @@ pub fn is_id(text: &str) -> bool {
     text.strip_prefix("s-").is_some_and(super::ids::is_id)
 }
 
-fn new_id() -> Result<String> {
+/// An id for a snapshot.
+///
+/// # Errors
+/// The kernel gives no random bytes.
+pub(super) fn new_id() -> Result<String> {
     let random = sys::random_bytes();
     let random =
         random.map_err(|errno| Error::system("cannot make an id for a snapshot", errno))?;

@@ -3,6 +3,7 @@
 //! The unmodified SDKs do real work in [`sdk`].
 
 mod access;
+mod builds;
 mod cli;
 mod code;
 mod entries;

@@ -403,14 +403,25 @@ fn the_same_request_again_makes_no_second_sandbox() {
 fn what_cannot_be_had_is_said_in_a_sentence() {
     on_a_host(|server| {
         let id = Door::open(server).id;
+        let builds = cfg!(feature = "file-tools");
         for (method, target, status) in [
             ("POST", format!("/sandboxes/{id}/snapshots"), 501),
             ("POST", format!("/sandboxes/{id}/fork"), 501),
             ("PUT", format!("/sandboxes/{id}/network"), 501),
             ("POST", "/templates".to_owned(), 501),
-            ("GET", "/templates/base".to_owned(), 501),
-            ("POST", "/v3/templates".to_owned(), 501),
-            ("POST", "/v2/templates/x/builds/y".to_owned(), 501),
+            ("PATCH", "/v2/templates/base".to_owned(), 501),
+            ("POST", "/templates/tags".to_owned(), 501),
+            ("GET", "/templates/base/tags".to_owned(), 501),
+            (
+                "POST",
+                "/v3/templates".to_owned(),
+                if builds { 400 } else { 501 },
+            ),
+            (
+                "POST",
+                "/v2/templates/x/builds/y".to_owned(),
+                if builds { 404 } else { 501 },
+            ),
             ("GET", "/volumes".to_owned(), 501),
             ("POST", "/secrets".to_owned(), 501),
             ("POST", "/init".to_owned(), 404),
