@@ -91,8 +91,12 @@ async function raises(kind, call, says = "") {
 
 const running = new Set();
 
+// Two hosts may run at a time.
+const [FIRST_UID, LAST_UID] = (process.env.SBX_UID_RANGE ?? "57000-57999").split("-").map(Number);
+const MIDDLE_UID = (FIRST_UID + LAST_UID + 1) >> 1;
+
 class Server {
-  static async start(mode) {
+  static async start(mode, more = {}) {
     const server = new Server();
     server.mode = mode;
     server.directory = fs.mkdtempSync(path.join(SCRATCH, "server-"));
@@ -103,8 +107,9 @@ class Server {
     const env = { PATH, HOME: home, SBX_PORT: "0", SBX_BIND: "127.0.0.1" };
     if (mode === "host") {
       Object.assign(env, { SBX_HOST_MODE: "1", SBX_KEEP: "0", SBX_HOMES_DIR: server.homes });
-      env.SBX_UID_RANGE = process.env.SBX_UID_RANGE ?? "57000-57999";
+      env.SBX_UID_RANGE = `${FIRST_UID}-${MIDDLE_UID - 1}`;
     }
+    Object.assign(env, more);
     if (mode !== "debug") server.token = env.SBX_TOKEN = randomBytes(16).toString("hex");
     server.process = spawn(path.resolve(binary), { env, cwd: home, stdio: ["ignore", "ignore", "pipe"] });
     running.add(server.process);
@@ -136,7 +141,9 @@ class Server {
     running.delete(this.process);
     const log = this.log.join("\n");
     assert.ok(status === 0 && !log.includes("panicked"), `the server ended with ${status ?? signal}:\n${log}`);
-    assert.ok(!fs.existsSync(this.homes) || fs.readdirSync(this.homes).length === 0, "homes are left");
+    const left = fs.existsSync(this.homes) ? fs.readdirSync(this.homes) : [];
+    // Snapshots outlive sandboxes.
+    assert.deepEqual(left.filter((name) => name !== ".snapshots"), [], "homes are left");
     fs.rmSync(this.directory, { recursive: true });
   }
 }
@@ -498,6 +505,57 @@ check(HOST, "life pauses and goes on", async (at) => {
   const short = await at.create({ timeoutMs: 2000, lifecycle: { onTimeout: "pause", autoResume: true } });
   await eventually("its timeout pauses it", async () => (await short.getInfo()).state === "paused", 12_000);
   assert.equal((await short.commands.run("echo again")).stdout, "again\n");
+});
+
+/** A root with the programs of busybox. */
+function smallRoot() {
+  const busybox = ["/bin/busybox", "/usr/bin/busybox"].find((name) => fs.existsSync(name));
+  need(busybox, "no busybox");
+  const root = path.join(SCRATCH, "small");
+  for (const name of ["bin", "etc", "tmp", "proc"]) fs.mkdirSync(path.join(root, name), { recursive: true });
+  fs.chmodSync(path.join(root, "tmp"), 0o1777);
+  fs.copyFileSync(busybox, path.join(root, "bin/busybox"));
+  for (const name of "cat chmod chown cp dirname id ls mkdir rm sh stat".split(" ")) {
+    fs.symlinkSync("busybox", path.join(root, "bin", name));
+  }
+  return root;
+}
+
+check(HOST, "roots are built by steps", async () => {
+  const { Template, Sandbox } = e2b;
+  need(Template, "this SDK builds no templates");
+  const more = { SBX_TEMPLATES: `small=${smallRoot()}`, SBX_UID_RANGE: `${MIDDLE_UID}-${LAST_UID}` };
+  const server = await Server.start("host", more);
+  try {
+    server.pointTheSdkHere();
+    const health = await (await fetch(`${server.url}/health`)).json();
+    need(!health.isolation?.no_private_root, health.isolation?.no_private_root);
+    const context = path.join(SCRATCH, "context");
+    fs.mkdirSync(path.join(context, "app"), { recursive: true });
+    fs.writeFileSync(path.join(context, "app/main"), "main\n");
+    const template = Template({ fileContextPath: context })
+      .fromImage("small:latest")
+      .setEnvs({ WORD: "text" })
+      .runCmd("id -un; echo $WORD; echo problem >&2")
+      .setWorkdir("/work")
+      .copy("app", "app")
+      .runCmd("echo own > /etc/own", { user: "root" });
+    const texts = [];
+    await Template.build(template, "built", { onBuildLogs: (entry) => texts.push(entry.message) });
+    for (const text of ["user", "text", "problem"]) assert.ok(texts.includes(text), texts.join("\n"));
+    assert.equal(await Template.exists("built"), true);
+    assert.equal(await Template.exists("never-built"), false);
+    const sbx = await Sandbox.create("built");
+    const ran = await sbx.commands.run("id -un; pwd; cat app/main /etc/own; echo $WORD");
+    assert.equal(ran.stdout, "user\n/work\nmain\nown\ntext\n");
+    await sbx.kill();
+    const failing = Template().fromTemplate("built").runCmd("echo reason >&2; exit 4");
+    await raises(Error, () => Template.build(failing, "failing"), "exit status 4: reason");
+    const missing = Template().fromImage("node:22");
+    await raises(Error, () => Template.build(missing, "failing"), "name=node-22");
+  } finally {
+    await server.end();
+  }
 });
 
 check(["machine"], "life of a machine", async (at) => {

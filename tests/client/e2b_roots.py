@@ -9,13 +9,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from e2b_checks import LAST_UID, MIDDLE_UID, SCRATCH, Place, Server, check, eventually, need, noise, raises, takes
+from e2b_checks import LAST_UID, MIDDLE_UID, SCRATCH, Blocking, Place, Server, check, eventually, need, noise, raises, takes
 
 # After the module that prepares for it.
 from e2b import AuthenticationException, CommandExitException, SandboxException  # noqa: I001
 
 TEMPLATE = SCRATCH / "tools"
-PROGRAMS = "bash cat chmod chown cp git grep head id ls mkdir mv pwd rm sed sh sleep stat touch tr uname wc".split()
+PROGRAMS = "bash cat chmod chown cp dirname git grep head id ls mkdir mv pwd rm sed sh sleep stat touch tr uname wc".split()
 
 
 def with_libraries(programs: list[str]) -> set[Path]:
@@ -160,3 +160,69 @@ def check_roots_have_git_in_tmp(at: Place, sbx):
     run("git config --global safe.directory '*'", user="root")
     git.clone("file:///tmp/repository", "/workspace", depth=1, user="root")
     assert run("cat /workspace/dir/file; stat -c %U /workspace/dir").stdout == "one\nroot\n"
+
+
+def template_of(outer: Place):
+    """The class that builds, of the SDK that is checked."""
+    import e2b
+
+    need(hasattr(e2b, "Template"), "this SDK builds no templates")
+    return e2b.Template, Blocking(e2b.AsyncTemplate) if outer.asynchronous else e2b.Template
+
+
+@in_root
+def check_roots_are_built_by_steps(at: Place, sbx):
+    from e2b import BuildException
+
+    Template, builds = template_of(at)
+    context = at.server.directory / "context"
+    (context / "app/below").mkdir(parents=True)
+    (context / "app/main").write_text("main\n")
+    (context / "app/below/more").write_text("more\n")
+    (context / "app/link").symlink_to("main")
+    (context / "one.txt").write_text("one\n")
+    (context / ".dockerignore").write_text("app/below/out\n")
+    (context / "app/below/out").write_text("ignored")
+    template = (
+        Template(file_context_path=str(context))
+        .from_image("tools:latest")
+        .set_envs({"WORD": "text", "LONGER": "$WORD-er"})
+        .run_cmd("id -un; pwd; echo $LONGER; echo problem >&2")
+        .make_dir("/srv/made", user="root")
+        .set_workdir("/work/place")
+        .copy("app", "app")
+        .copy("one.txt", "/srv/made/renamed", user="root", mode=0o640)
+        .copy("*.txt", "globbed/")
+        .run_cmd(["touch done", "ls"])
+    )
+    lines = []
+    built = builds.build(template, "built", on_build_logs=lambda entry: lines.append((entry.level, entry.message)))
+    texts = [text for _, text in lines]
+    for line in ("user", "/home/user", "text-er", "problem"):
+        assert line in texts, texts
+    assert ("error", "problem") in lines, lines
+    assert builds.exists("built") and not builds.exists("never-built")
+    for name in ("built", getattr(built, "template_id", "built")):
+        other = at.new(template=name)
+        run = other.commands.run
+        assert run("id -un; pwd; echo $WORD $LONGER $HOME").stdout == "user\n/work/place\ntext text-er /home/user\n"
+        assert run("cat app/main app/below/more app/link globbed/one.txt; ls app/below").stdout == "main\nmore\nmain\none\nmore\n"
+        assert run("stat -c '%U %a' app/main done /srv/made/renamed").stdout == "user 644\nuser 644\nroot 640\n"
+        assert run("id -u; pwd", user="root").stdout == "0\n/work/place\n"
+        other.kill()
+    # On top of it, with root as the user, and steps that fail.
+    above = Template().from_template("built").set_user("root").run_cmd("echo $WORD > /root-file")
+    info = builds.build_in_background(above, "above")
+    seen = eventually("it is built", lambda: (s := builds.get_build_status(info)).status.value == "ready" and s, 60)
+    assert seen.build_id == info.build_id
+    other = at.new(template="above")
+    assert other.commands.run("id -u; cat /root-file").stdout == "0\ntext\n"
+    failing = Template().from_template("built").run_cmd("true").run_cmd("echo reason >&2; exit 4")
+    raises(BuildException, builds.build, failing, "failing", says="exit status 4: reason")
+    missing = Template().from_image("node:22")
+    raises(BuildException, builds.build, missing, "failing", says="/v1/snapshots?name=node-22")
+    assert not builds.exists("failing")
+    dockerfile = "FROM tools\nENV A=b\nRUN echo $A > /from-file\nWORKDIR /from\n"
+    builds.build(Template().from_dockerfile(dockerfile), "filed:v2")
+    other = at.new(template="filed:v2")
+    assert other.commands.run("cat /from-file; pwd; echo $A").stdout == "b\n/from\nb\n"

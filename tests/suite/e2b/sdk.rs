@@ -66,6 +66,7 @@ const QUICK: &[&str] = &[
     "files_of_every_content",
     "files_go_up_in_batches",
     "roots_have_files",
+    "roots_are_built",
 ];
 
 /// What older releases check: they differ from the newest in what they send, not in where.
