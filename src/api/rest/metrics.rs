@@ -129,9 +129,10 @@ pub(super) fn of_sandbox(call: &mut Call<'_, '_>, host: &Host, id: &str) -> Answ
     let with_disk = call.query.flag("disk")?;
     let sandbox = host.find(id)?;
     let users = RECENT_USE.get();
-    let disk_bytes = match with_disk {
-        true => sandbox.own_disk_bytes(&mut call.interrupt())?,
-        false => None,
+    let disk_bytes = if with_disk {
+        sandbox.own_disk_bytes(&mut call.interrupt())?
+    } else {
+        None
     };
     let document = SandboxUse::of(&sandbox, &users, disk_bytes);
     let text = |document: &SandboxUse| {

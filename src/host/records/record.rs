@@ -487,6 +487,7 @@ mod tests {
                 is_volatile: true,
             }),
             shown_home: Some("/home/user".into()),
+            is_build: false,
         };
         let mut record = record(spec);
         let given = ["9007199254740993 1790000000000000001", "7"];

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 # What packages make when they are installed, and the list of packages itself.
-MADE = ["/etc/alternatives", "/etc/ssl/certs", "/etc/ca-certificates.conf", "/etc/resolv.conf", "/var/lib/dpkg/status"]
+MADE = ["/etc/alternatives", "/etc/ca-certificates.conf", "/etc/pam.d", "/etc/resolv.conf", "/etc/ssl/certs", "/var/lib/dpkg/status"]
 LISTS = {
     "passwd": "root:x:0:0:root:/root:/bin/bash\n",
     "group": "root:x:0:\nusers:x:100:\n",

@@ -981,7 +981,7 @@ impl Crowd<'_> {
     /// Lets them ask until the server has used some time for it, and deletes the sandbox while their requests go on. Together
     /// they get one processor and little memory, and all of it ends at once.
     #[track_caller]
-    fn expect_modesty(&self, server: &Server, sandbox: Sandbox<'_>) {
+    fn expect_modesty(&self, server: &Server, sandbox: &Sandbox<'_>) {
         let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
         let pid = server.inner_pid();
         let used = || cpu_time_of(pid);
@@ -1019,9 +1019,9 @@ impl Crowd<'_> {
             // To remove the files may take longer.
             let target = format!("/v1/sandboxes/{}", sandbox.id);
             scope.spawn(move || assert_eq!(server.delete(&target).status, 200));
-            clients
-                .into_iter()
-                .for_each(|client| client.join().unwrap());
+            for client in clients {
+                client.join().unwrap();
+            }
             (took, begun.elapsed())
         });
         let grown = peak() - first;
@@ -1043,7 +1043,7 @@ fn figures_of_a_large_home_take_one_processor_and_little_memory() {
     let server = Server::host().start();
     let sandbox = server.sandbox();
     let long = "x".repeat(245);
-    let touch = format!("seq -f '%05g{long}' 8000 | xargs touch");
+    let touch = format!("seq -f '%05g{long}' 19900 | xargs touch");
     let made = sandbox.exec(&json!({ "cmd": touch }));
     assert_eq!(made.code(), Some(0));
     Crowd {
@@ -1051,7 +1051,7 @@ fn figures_of_a_large_home_take_one_processor_and_little_memory() {
         route: "metrics?disk=1",
         body: b"",
     }
-    .expect_modesty(&server, sandbox);
+    .expect_modesty(&server, &sandbox);
 }
 
 #[test]
@@ -1079,6 +1079,6 @@ fn large_expressions_take_one_processor_and_little_memory() {
             route,
             body: body.to_string().as_bytes(),
         }
-        .expect_modesty(&server, sandbox);
+        .expect_modesty(&server, &sandbox);
     }
 }
