@@ -32,13 +32,13 @@ const E2B: &str = "e2b==2.63.0";
 const INTERPRETER: &str = "e2b-code-interpreter==2.11.5";
 
 #[test]
-#[ignore = "takes minutes: .ci/run runs it"]
+#[ignore = "installs gigabytes of packages: docs/testing.md"]
 fn harbor_works() {
     python("harbor", 12, &["harbor[e2b]==0.26.0", E2B]);
 }
 
 #[test]
-#[ignore = "takes minutes: .ci/run runs it"]
+#[ignore = "installs gigabytes of packages: docs/testing.md"]
 fn inspect_works() {
     // Later releases of modal lack what the package of sandboxes reads of it when it is loaded.
     let sandboxes = "inspect-sandboxes==0.6.1";
@@ -47,19 +47,19 @@ fn inspect_works() {
 }
 
 #[test]
-#[ignore = "takes minutes: .ci/run runs it"]
+#[ignore = "installs gigabytes of packages: docs/testing.md"]
 fn verifiers_works() {
     python("verifiers", 11, &["verifiers[e2b]==0.4.0", "e2b==2.56.0"]);
 }
 
 #[test]
-#[ignore = "takes minutes: .ci/run runs it"]
+#[ignore = "installs gigabytes of packages: docs/testing.md"]
 fn openai_agents_work() {
     python("openai", 10, &["openai-agents[e2b]==0.24.0"]);
 }
 
 #[test]
-#[ignore = "takes minutes: .ci/run runs it"]
+#[ignore = "installs gigabytes of packages: docs/testing.md"]
 fn openai_agents_of_javascript_work() {
     let extensions = "@openai/agents-extensions@0.18.0";
     javascript(
@@ -69,35 +69,35 @@ fn openai_agents_of_javascript_work() {
 }
 
 #[test]
-#[ignore = "takes minutes: .ci/run runs it"]
+#[ignore = "installs gigabytes of packages: docs/testing.md"]
 fn mastra_works() {
     let packages = ["@mastra/core@1.71.0", "@mastra/e2b@0.8.0", "e2b@2.51.0"];
     javascript("mastra", &packages);
 }
 
 #[test]
-#[ignore = "takes minutes: .ci/run runs it"]
+#[ignore = "installs gigabytes of packages: docs/testing.md"]
 fn deepagents_works() {
     let packages = ["deepagents==0.6.12", "langchain-e2b==0.0.6", E2B];
     python("deepagents", 11, &packages);
 }
 
 #[test]
-#[ignore = "takes minutes: .ci/run runs it"]
+#[ignore = "installs gigabytes of packages: docs/testing.md"]
 fn haystack_works() {
     let packages = ["haystack-ai==3.4.1", "e2b-haystack==2.0.0", E2B];
     python("haystack", 10, &packages);
 }
 
 #[test]
-#[ignore = "takes minutes: .ci/run runs it"]
+#[ignore = "installs gigabytes of packages: docs/testing.md"]
 fn google_adk_works() {
     let packages = ["google-adk==2.13.0", "e2b-adk==0.1.2", E2B, INTERPRETER];
     python("adk", 10, &packages);
 }
 
 #[test]
-#[ignore = "takes minutes: .ci/run runs it"]
+#[ignore = "installs gigabytes of packages: docs/testing.md"]
 fn smolagents_works() {
     python(
         "smolagents",
@@ -107,13 +107,13 @@ fn smolagents_works() {
 }
 
 #[test]
-#[ignore = "takes minutes: .ci/run runs it"]
+#[ignore = "installs gigabytes of packages: docs/testing.md"]
 fn agno_works() {
     python("agno", 10, &["agno==3.1.10", E2B, INTERPRETER]);
 }
 
 #[test]
-#[ignore = "takes minutes: .ci/run runs it"]
+#[ignore = "installs gigabytes of packages: docs/testing.md"]
 fn crewai_works() {
     if std::env::var_os("SBX_LARGE_FRAMEWORKS").is_none() {
         println!("not run: SBX_LARGE_FRAMEWORKS is not set");
