@@ -10,6 +10,7 @@ use lzma_rust2::{LzmaOptions, LzmaWriter};
 use serde_json::Value;
 
 fn main() {
+    name_program();
     omit_index_of_unwinding();
     omit_backtraces();
     compress("openapi.json", &contract());
@@ -21,6 +22,15 @@ fn main() {
     if has_feature("console") {
         compress_console();
     }
+}
+
+/// Tells tests where the program is. cargo's own variable for it, `CARGO_BIN_EXE_sbx-server`, does not reach them: shells drop
+/// variables whose names have a dash, and the compiler is called by one (scripts/rustc).
+fn name_program() {
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    let profile = out.ancestors().nth(3).expect("it is below the profile's");
+    let program = profile.join("sbx-server");
+    println!("cargo:rustc-env=SBX_BUILT_PROGRAM={}", program.display());
 }
 
 /// See src/sys/unwinding.rs. Tests keep the index: they panic without the hook of the server.

@@ -13,7 +13,7 @@ use nix::sys::statvfs::statvfs;
 use super::client::{Client, TOKEN};
 
 /// The program that is measured.
-pub const SERVER: &str = env!("CARGO_BIN_EXE_sbx-server");
+pub const SERVER: &str = env!("SBX_BUILT_PROGRAM");
 
 /// A running server of whatever kind, killed with the value.
 pub struct Program {
