@@ -101,7 +101,11 @@ impl Files<'_> {
         ledger: &Arc<Ledger>,
         interrupt: &mut dyn Interrupt,
     ) -> Result<Option<u64>, Stopped> {
-        let mut walk = match self.walk(&FilePath::new(b".")?, Filter::default(), None, ledger) {
+        let filter = Filter {
+            most_names: Some(MAX_FILES),
+            ..Filter::default()
+        };
+        let mut walk = match self.walk(&FilePath::new(b".")?, filter, None, ledger) {
             Err(error) if error.kind() != Kind::OverLimit => return Ok(None),
             walk => walk?,
         };
@@ -133,6 +137,9 @@ impl Files<'_> {
                 charge.set(bytes).map_err(Error::from)?;
             }
             linked.push((status.st_ino, blocks));
+        }
+        if walk.has_overflowed() {
+            return Ok(None);
         }
         sort(&mut linked);
         linked.dedup_by_key(|(number, _)| *number);

@@ -7,7 +7,7 @@
 //! peers is closed. A tenant may have a quarter of the slots, and no more than it leaves free of those for tenants;
 //! further connections are refused.
 //!
-//! Every step takes logarithmic time at most, because clients open a connection per command.
+//! Every step is a search in a sorted table, and at most one move within it: clients open a connection per command.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream};

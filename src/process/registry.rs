@@ -745,8 +745,13 @@ impl Registry {
 
     /// The latest process that programs of the sandbox know by this pid.
     pub fn find_inside(&self, pid: Pid) -> Option<Arc<Process>> {
-        let all = self.list().into_iter();
-        all.rev().find(|process| process.pid_inside() == pid)
+        let latest_first = self.list().into_iter().rev();
+        let mut known = latest_first.filter(|process| process.pid_inside() == pid);
+        let latest = known.next();
+        // One that was asked for only after its end has the machine's pid, which may be that of another one inside.
+        let running = latest.iter().cloned().chain(known);
+        let mut running = running.filter(|process| process.exit().is_none());
+        running.next().or(latest)
     }
 
     /// How the latest process with this pid inside has ended, if that was a short time ago and the history has no room for it.

@@ -17,8 +17,8 @@ const MAX_GROUPS: usize = 65_536;
 const MAX_NAME: usize = 256;
 const MAX_HOME: usize = 4095;
 
-/// Most memory of the names of a list, and what each takes besides its text: some 2,000 names of the usual length.
-const MAX_NAMES_BYTES: usize = 128 << 10;
+/// Most memory of the names of a list, and what each takes besides its text: some 250 names of the usual length.
+const MAX_NAMES_BYTES: usize = 16 << 10;
 const BYTES_PER_NAME: usize = 56;
 
 /// Who a command is.
@@ -239,7 +239,7 @@ mod tests {
             let lines = (0..=MAX_ID).map(|id| format!("{id:0length$}:x:{id}:\n"));
             lines.collect::<String>()
         };
-        for (length, expected) in [(8, 2048), (256, 420), (257, 0)] {
+        for (length, expected) in [(8, 256), (256, 52), (257, 0)] {
             let names = names(&list(length));
             assert_eq!(names.len(), expected, "{length}");
             assert!(names.keys().all(|id| (*id as usize) < expected));

@@ -70,7 +70,6 @@ pub(super) fn send(call: &Call<'_, '_>, archive: Archive) -> Response {
 
 fn filter(query: &Query) -> Result<Filter> {
     Ok(Filter {
-        skips_hidden: false,
         ignore_files: if query.flag("gitignore")? {
             &[".gitignore"]
         } else {
@@ -78,6 +77,7 @@ fn filter(query: &Query) -> Result<Filter> {
         },
         exclude: Matcher::new(query.values("exclude"))?,
         include: Matcher::new(query.values("include"))?,
+        ..Filter::default()
     })
 }
 

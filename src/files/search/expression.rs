@@ -38,6 +38,9 @@ pub const SEARCHER_BYTES: usize = 2 * (MAX_NFA_BYTES + DFA_CACHE_BYTES);
 /// becomes a class.
 const COMPILING_BYTES: usize = 1200;
 
+/// The same of a literal that is sensitive to case.
+const LITERAL_BYTES: usize = 400;
+
 /// Bytes that an automaton searches before the client is looked at. Few: a byte that makes a new state of a large
 /// expression takes a tenth of a millisecond. Fewer in unit tests, so that they see many pieces.
 const PIECE_BYTES: usize = if cfg!(test) { 16 } else { 2 * 1024 };
@@ -99,14 +102,20 @@ impl Searcher {
     ///
     /// # Errors
     /// `Invalid` for a length that is not accepted.
-    pub fn compiling_bytes(pattern: &str) -> Result<usize> {
+    pub fn compiling_bytes(pattern: &str, options: Options) -> Result<usize> {
         let length = pattern.len();
         if !(1..=MAX_PATTERN_BYTES).contains(&length) {
             let why =
                 format!("the pattern has {length} bytes; it may have 1 to {MAX_PATTERN_BYTES}");
             return Err(Error::invalid(why));
         }
-        Ok(SEARCHER_BYTES + length * COMPILING_BYTES)
+        let is_plain = options.is_literal && options.case == Case::Sensitive;
+        let each = if is_plain {
+            LITERAL_BYTES
+        } else {
+            COMPILING_BYTES
+        };
+        Ok(SEARCHER_BYTES + length * each)
     }
 
     /// Compiles a pattern of an accepted length, and asks before each step whether it `goes_on`. A step of the longest pattern takes some ten
@@ -684,7 +693,7 @@ mod tests {
         }
         let deep = "(".repeat(1000) + &")".repeat(1000);
         for pattern in ["", &"a".repeat(40_000)] {
-            assert!(Searcher::compiling_bytes(pattern).is_err());
+            assert!(Searcher::compiling_bytes(pattern, Options::default()).is_err());
         }
         for pattern in ["a\\nb", r"(\w{1000}){1000}", &deep] {
             assert!(

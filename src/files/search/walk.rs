@@ -76,6 +76,8 @@ pub struct Filter {
     pub exclude: Matcher,
     /// If it has patterns, only entries that match are [included](Found::is_included), with everything in them.
     pub include: Matcher,
+    /// Most names of one directory that are looked at: a walk that finds more reads no further, and [has overflowed](Walk::has_overflowed).
+    pub most_names: Option<usize>,
 }
 
 impl Filter {
@@ -117,6 +119,7 @@ pub struct Walk<'files> {
     /// What was done since others came first, and whether it is time for that.
     work: usize,
     is_due: bool,
+    has_overflowed: bool,
     /// How many states of the filter, and of what else is compared, a name goes through for each byte of its path.
     states: usize,
     /// The errno and the path of what could not be read and is still to be reported.
@@ -270,6 +273,7 @@ impl Root {
             charge: ledger.charge(Item::Responses, patterns)?,
             work: 0,
             is_due: false,
+            has_overflowed: false,
             states,
             lost: None,
             lost_path: Vec::new(),
@@ -598,6 +602,15 @@ impl Walk<'_> {
             if name == b"." || name == b".." {
                 continue;
             }
+            // With the two that are passed.
+            if self
+                .filter
+                .most_names
+                .is_some_and(|most| passed >= most + 2)
+            {
+                self.has_overflowed = true;
+                break;
+            }
             if name.first() == Some(&b'.') {
                 for (wanted, has) in self.filter.ignore_files.iter().zip(&mut has_ignores) {
                     *has |= wanted.as_bytes() == name;
@@ -630,6 +643,11 @@ impl Walk<'_> {
         names.reverse();
         self.pending += names.len();
         Ok(failed.map_or(Ok(has_ignores), Err))
+    }
+
+    /// Whether a directory had more names than the filter lets it have.
+    pub fn has_overflowed(&self) -> bool {
+        self.has_overflowed
     }
 
     /// Removes the last level.

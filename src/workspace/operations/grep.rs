@@ -223,7 +223,7 @@ impl Workspace {
         )?;
         let max = 1..MAX_FILE_BYTES + 1;
         let max_file_bytes = within("max_file_bytes", grep.max_file_bytes, max, FILE_BYTES)?;
-        let compiling = Searcher::compiling_bytes(&grep.pattern)?;
+        let compiling = Searcher::compiling_bytes(&grep.pattern, grep.options)?;
         let globs = grep.globs.size();
         // While it waits.
         let bytes = globs + grep.pattern.len();
