@@ -104,6 +104,8 @@ const BUILDS: &[Route] = &[
 /// Those of sandboxes, and of what is in them.
 #[rustfmt::skip]
 const SANDBOXES: &[Route] = &[
+    // Next to the row of this pattern before.
+    row(GET, "/templates/{sandbox}", "e2b_templates", Api(templates::describe)),
     row(POST, "/sandboxes", "e2b_sandboxes", Api(sandboxes::create)),
     row(GET, "/sandboxes", "e2b_sandboxes", Api(sandboxes::list)),
     row(POST, "/v2/sandboxes", "e2b_sandboxes", Api(sandboxes::create)),
@@ -125,7 +127,6 @@ const SANDBOXES: &[Route] = &[
     row(ANY, "/snapshots/{rest}", "e2b_other", Unavailable(NO_SNAPSHOTS)),
     row(GET, "/templates", "e2b_templates", Api(templates::list)),
     row(GET, "/templates/aliases/{rest}", "e2b_templates", Api(templates::find)),
-    row(GET, "/templates/{sandbox}", "e2b_templates", Api(templates::describe)),
     row(ANY, "/templates/{sandbox}/tags/{rest}", "e2b_other", Unavailable(NO_TAGS)),
     row(ANY, "/templates/{rest}", "e2b_other", Unavailable(NO_TEMPLATES)),
     row(GET, "/v2/templates", "e2b_templates", Api(templates::list)),

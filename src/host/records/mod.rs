@@ -523,6 +523,10 @@ mod tests {
             let record = || Record::for_test(ID, SandboxSpec::default());
             records.replace(&file, record).unwrap();
         };
+        records
+            .begin(&Record::for_test(ID, SandboxSpec::default()), &file)
+            .unwrap();
+        records.complete(&file).unwrap();
         change();
         records.synchronize_by(|_| true);
         for _ in 0..10 {
