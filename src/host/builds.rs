@@ -5,20 +5,20 @@
 //! sandbox ends the build.
 
 use std::fs::File;
-use std::io::{BufReader, Seek, Write};
+use std::io::{Seek, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::life::By;
-use super::store::{RootSettings, new_id};
+use super::store::{GivesWay, RootSettings, new_id};
 use super::{Host, Sandbox};
 use crate::clock::now_ms;
 use crate::codec::cut_character;
 use crate::codec::table::Table;
 use crate::error::{Error, Kind, Result};
 use crate::files::name::FilePath;
-use crate::files::{Extent, Input, Kept, Overwrite, Root, Unpacking};
+use crate::files::{Extent, Input, Kept, Overwrite, Unpacking};
 use crate::logging;
 use crate::process::ring::{Cursor, Piece, Stream};
 use crate::spec::command::{
@@ -29,6 +29,7 @@ use crate::sys::{self, Ending};
 use crate::threads::Thread;
 use crate::threads::lock::{Mutex, lock};
 use crate::threads::panics::contain;
+use crate::threads::priority::BackgroundTurn;
 use crate::workspace::{MAX_ARCHIVE_FILES, Workspace};
 
 /// Builds that wait or run at once.
@@ -40,11 +41,14 @@ const MAX_RUNNING: usize = 4;
 /// Files that wait for one build: each is an open file of the server.
 const MAX_FILES: usize = 128;
 
-/// How long a build may take, and how long one waits for its files.
+/// How long a build may take.
 const LIMIT: Duration = Duration::from_secs(3600);
 
-/// How long is known what has become of a build.
+/// How long a build waits for its start, since the last byte of its files; and how long is known what has become of one.
 const KEPT: Duration = Duration::from_secs(600);
+
+/// After how long without a byte it gives way to a new one, if there are too many.
+const IDLE: Duration = Duration::from_secs(300);
 
 /// Most bytes of the log of a build, and of one line in it.
 const MAX_LOG_BYTES: usize = 256 << 10;
@@ -168,9 +172,11 @@ pub struct Build {
 
 struct State {
     stage: Stage,
-    /// When that began.
+    /// When that began, or the last bytes of files came.
     since: Instant,
     is_cancelled: bool,
+    /// Whether its start was refused since then.
+    is_refused: bool,
     sandbox: Option<String>,
     files: Vec<(String, Upload)>,
     log: Vec<LogLine>,
@@ -199,11 +205,63 @@ struct BuildTable(Vec<Arc<Build>>);
 pub(super) struct Builds {
     /// Guards which ones there are.
     all: Mutex<BuildTable>,
+    /// How many there are.
+    count: AtomicUsize,
     /// Bytes of all uploads.
     uploaded: Arc<AtomicU64>,
 }
 
+impl BuildTable {
+    /// Makes room for one more. Returns what leaves.
+    ///
+    /// # Errors
+    /// `OverLimit`.
+    fn make_room(&mut self) -> Result<Option<Arc<Build>>> {
+        let all = &mut self.0;
+        let leaving = if all.iter().filter(|build| !build.is_over()).count() >= MAX_BUILDS {
+            // Of those that may not begin any more the one that was idle longest.
+            let idle = all.iter().enumerate().filter_map(|(place, build)| {
+                let state = lock(&build.state);
+                let is_idle = state.is_refused || state.since.elapsed() >= IDLE;
+                (state.stage == Stage::Waiting && is_idle).then_some((state.since, place))
+            });
+            let full = || {
+                let text = format!("{MAX_BUILDS} templates are being built; delete one, or wait");
+                Error::new(Kind::OverLimit, text)
+            };
+            Some(idle.min().ok_or_else(full)?.1)
+        } else {
+            // Of those that are over the oldest goes.
+            let over = all.iter().position(|build| build.is_over());
+            over.filter(|_| all.len() >= 2 * MAX_BUILDS)
+        };
+        Ok(leaving.map(|place| all.remove(place)))
+    }
+}
+
+impl Builds {
+    fn count(&self, table: &BuildTable) {
+        self.count.store(table.0.len(), Ordering::Relaxed);
+    }
+
+    /// Forgets the others.
+    fn keep(&self, is_kept: impl Fn(&Build) -> bool) {
+        let mut table = lock(&self.all);
+        let all = std::mem::take(&mut table.0);
+        let (kept, left): (Vec<_>, _) = all.into_iter().partition(|build| is_kept(build));
+        table.0 = kept;
+        self.count(&table);
+        drop(table);
+        // Their files may be large.
+        drop::<Vec<_>>(left);
+    }
+}
+
 impl Build {
+    fn is_over(&self) -> bool {
+        matches!(self.stage(), Stage::Ready | Stage::Failed(..))
+    }
+
     pub fn stage(&self) -> Stage {
         lock(&self.state).stage.clone()
     }
@@ -218,6 +276,42 @@ impl Build {
     pub fn has_files(&self, name: &str) -> bool {
         let state = lock(&self.state);
         state.files.iter().any(|(own, _)| own == name)
+    }
+
+    /// Its start was refused: it gives way to others before those that may still begin.
+    pub fn refuse(&self) {
+        lock(&self.state).is_refused = true;
+    }
+
+    /// Waits on for an upload with this name, or takes it when it has been received.
+    ///
+    /// # Errors
+    /// `Changed` if it has begun; `OverLimit`.
+    fn expect(&self, name: &str, received: Option<Upload>) -> Result<()> {
+        let mut state = lock(&self.state);
+        if state.stage != Stage::Waiting || state.is_cancelled {
+            return Err(Error::new(Kind::Changed, "the build has begun"));
+        }
+        let found = state.files.iter().position(|(own, _)| own == name);
+        if found.is_none() && state.files.len() >= MAX_FILES {
+            let text = format!("a build takes {MAX_FILES} uploads at most");
+            return Err(Error::new(Kind::OverLimit, text));
+        }
+        state.since = Instant::now();
+        state.is_refused = false;
+        let Some(upload) = received else {
+            return Ok(());
+        };
+        let former = found.map(|place| state.files.swap_remove(place));
+        state.files.push((name.to_owned(), upload));
+        drop(state);
+        // It may be large.
+        drop(former);
+        Ok(())
+    }
+
+    fn is_log_full(&self) -> bool {
+        lock(&self.state).log_bytes > MAX_LOG_BYTES
     }
 
     fn say(&self, step: usize, is_error: bool, text: &str) {
@@ -248,7 +342,14 @@ impl Build {
         let mut own = lock(&self.state);
         own.stage = stage;
         own.since = Instant::now();
-        own.files.clear();
+        drop(own);
+        self.drop_files();
+    }
+
+    /// Not under the lock: they may be large.
+    fn drop_files(&self) {
+        let files = std::mem::take(&mut lock(&self.state).files);
+        drop(files);
     }
 
     /// # Errors
@@ -263,6 +364,7 @@ impl Build {
 
 /// Where a build is: what the next command gets, and the template.
 struct Place<'a> {
+    host: &'a Host,
     build: &'a Build,
     workspace: &'a Workspace,
     step: usize,
@@ -284,6 +386,7 @@ impl Host {
                 stage: Stage::Waiting,
                 since: Instant::now(),
                 is_cancelled: false,
+                is_refused: false,
                 sandbox: None,
                 files: Vec::new(),
                 log: Vec::new(),
@@ -292,33 +395,35 @@ impl Host {
         });
         self.forget_builds();
         let mut table = lock(&self.roots.builds.all);
-        let all = &mut table.0;
-        let is_over = |build: &Build| matches!(build.stage(), Stage::Ready | Stage::Failed(..));
-        if all.iter().filter(|build| !is_over(build)).count() >= MAX_BUILDS {
-            let text = format!("{MAX_BUILDS} templates are being built; delete one, or wait");
-            return Err(Error::new(Kind::OverLimit, text));
-        }
-        // Of those that are over the oldest goes.
-        if all.len() >= 2 * MAX_BUILDS
-            && let Some(oldest) = all.iter().position(|build| is_over(build))
-        {
-            all.remove(oldest);
-        }
-        all.push(Arc::clone(&build));
+        let left = table.make_room()?;
+        table.0.push(Arc::clone(&build));
+        self.roots.builds.count(&table);
+        drop(table);
+        drop(left);
+        // The maintenance forgets it, and the host is needed.
+        self.table().note_request();
+        self.changed.notify_all();
         Ok(build)
+    }
+
+    /// Whether there is a build, even one that is over.
+    pub(super) fn has_builds(&self) -> bool {
+        self.roots.builds.count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether one waits or runs.
+    pub(super) fn is_building(&self) -> bool {
+        let table = lock(&self.roots.builds.all);
+        table.0.iter().any(|build| !build.is_over())
     }
 
     /// Forgets those that are over for some time, and those that nobody has begun in time, with their files.
     pub(super) fn forget_builds(&self) {
-        lock(&self.roots.builds.all).0.retain(|build| {
+        let is_kept = |build: &Build| {
             let state = lock(&build.state);
-            let kept = match state.stage {
-                Stage::Running => return true,
-                Stage::Waiting => LIMIT,
-                Stage::Ready | Stage::Failed(..) => KEPT,
-            };
-            state.since.elapsed() < kept
-        });
+            state.stage == Stage::Running || state.since.elapsed() < KEPT
+        };
+        self.roots.builds.keep(is_kept);
     }
 
     /// The builds with an id or a name, the latest first.
@@ -334,6 +439,11 @@ impl Host {
         found
     }
 
+    /// Forgets a build that nobody begins, or what has become of one whose snapshot is deleted.
+    pub fn forget_build(&self, id: &str) {
+        self.roots.builds.keep(|build| build.id != id);
+    }
+
     /// Ends the builds with an id or a name that are not over. Returns whether there was one.
     ///
     /// # Errors
@@ -346,14 +456,12 @@ impl Host {
                 continue;
             }
             state.is_cancelled = true;
-            let sandbox = state.sandbox.take();
+            let sandbox = state.sandbox.clone();
             let waits = state.stage == Stage::Waiting;
             drop(state);
             found = true;
             if waits {
-                lock(&self.roots.builds.all)
-                    .0
-                    .retain(|other| !Arc::ptr_eq(other, &build));
+                self.forget_build(&build.id);
             }
             if let Some(id) = sandbox {
                 match self.delete(&id) {
@@ -375,6 +483,14 @@ impl Host {
         name: &str,
         input: &mut dyn Input,
     ) -> Result<()> {
+        let received = self.receive(build, name, input);
+        // However long it took, the client has time to go on.
+        self.table().note_request();
+        received
+    }
+
+    fn receive(&self, build: &Build, name: &str, input: &mut dyn Input) -> Result<()> {
+        build.expect(name, None)?;
         let mut upload = Upload {
             file: Arc::new(self.roots.store.temporary()?),
             bytes: 0,
@@ -405,18 +521,9 @@ impl Host {
                 )
             })?;
             input.used(count);
+            build.expect(name, None)?;
         }
-        let mut state = lock(&build.state);
-        if state.stage != Stage::Waiting || state.is_cancelled {
-            return Err(Error::new(Kind::Changed, "the build has begun"));
-        }
-        state.files.retain(|(own, _)| own != name);
-        if state.files.len() >= MAX_FILES {
-            let text = format!("a build takes {MAX_FILES} uploads at most");
-            return Err(Error::new(Kind::OverLimit, text));
-        }
-        state.files.push((name.to_owned(), upload));
-        Ok(())
+        build.expect(name, Some(upload))
     }
 
     /// Carries out a build, on a thread of its own.
@@ -436,9 +543,11 @@ impl Host {
             let text = format!("{MAX_RUNNING} builds run; try again when one has ended");
             return Err(Error::new(Kind::OverLimit, text));
         }
+        let is_known = table.0.iter().any(|own| Arc::ptr_eq(own, build));
         let mut state = lock(&build.state);
-        if state.stage != Stage::Waiting || state.is_cancelled {
-            return Err(Error::new(Kind::Changed, "the build has begun before"));
+        if state.stage != Stage::Waiting || state.is_cancelled || !is_known {
+            let text = "the build has begun before, or it is forgotten";
+            return Err(Error::new(Kind::Changed, text));
         }
         let mut copies = steps.iter().filter(|step| step.verb == Verb::Copy);
         let has = |name: &str| state.files.iter().any(|(own, _)| own == name);
@@ -507,14 +616,14 @@ impl Host {
         };
         lock(&build.state).sandbox = Some(sandbox.id.clone());
         build.check().map_err(before)?;
-        let settings = Self::follow(build, &sandbox, steps)?;
-        let last = steps.len() + 1;
-        self.keep(build, &sandbox, settings)
-            .map_err(|error| (last, error))
+        let settings = self.follow(build, &sandbox, steps)?;
+        let kept = self.keep(build, &sandbox, settings);
+        kept.map_err(|error| (steps.len() + 1, ended_or(sandbox.workspace(), error)))
     }
 
     /// Does the steps. Returns what commands of the template get.
     fn follow(
+        &self,
         build: &Build,
         sandbox: &Sandbox,
         steps: &[BuildStep],
@@ -523,6 +632,7 @@ impl Host {
         let root = sandbox.spec.root.clone().unwrap_or_default();
         let account = workspace.account();
         let mut place = Place {
+            host: self,
             build,
             workspace: &workspace,
             step: 0,
@@ -538,13 +648,7 @@ impl Host {
             build.say(place.step, false, &title);
             let done = place.take(step);
             done.map_err(|error| {
-                let error = if workspace.is_closed() {
-                    let text =
-                        "the sandbox of the build has ended: it was deleted, or an hour is over";
-                    Error::new(Kind::Changed, text)
-                } else {
-                    error
-                };
+                let error = ended_or(&workspace, error);
                 build.say(place.step, true, &error.to_string());
                 (place.step, error)
             })?;
@@ -555,10 +659,16 @@ impl Host {
     /// Makes the template of what is in the sandbox.
     fn keep(&self, build: &Build, sandbox: &Sandbox, settings: RootSettings) -> Result<()> {
         // Their room is for the snapshot.
-        lock(&build.state).files.clear();
-        self.stop(&sandbox.id, By::Host { holds: false })?;
-        let import = self.copy_root(sandbox, build.id.clone())?;
+        build.drop_files();
+        let (stopped, _) = self.stop(&sandbox.id, By::Host { holds: true })?;
+        let import = self.copy_root(&stopped, build.id.clone())?;
         build.check()?;
+        // All of it was there until here, and nothing ran.
+        let is_same = |now: Arc<Sandbox>| Arc::ptr_eq(&now, &stopped);
+        if stopped.workspace().is_closed() || !self.find(&sandbox.id).is_ok_and(is_same) {
+            let text = "the sandbox of the build was deleted or resumed while it was copied";
+            return Err(Error::new(Kind::Changed, text));
+        }
         let name = Some(&*build.name);
         let made = import.with_settings(settings).complete(name, None)?;
         logging::info(format_args!(
@@ -571,9 +681,11 @@ impl Host {
     /// Copies the root of a sandbox that is stopped.
     fn copy_root(&self, sandbox: &Sandbox, id: String) -> Result<super::store::Import> {
         let private = sandbox.root.get().ok_or_else(Error::deleted)?;
-        let root = Root::private(Arc::clone(private.tree()), private.root(), true, "/");
+        // Whoever deletes it waits until this is not in use.
+        let workspace = sandbox.workspace().share()?;
+        let root = workspace.root_for(private.root());
         let (store, ledger) = (&self.roots.store, &sandbox.ledger);
-        store.import_tree(id, &root, &[], Extent::Root, ledger)
+        store.import_tree(id, root, &[], Extent::Root, ledger)
     }
 }
 
@@ -603,18 +715,15 @@ impl Place<'_> {
                     let [name, value] = pair else {
                         return Err(Error::invalid("ENV takes names and values"));
                     };
+                    self.build.check()?;
                     let value = self.expand(&user, value)?;
                     let own = &mut self.settings.environment;
                     own.retain(|(other, _)| other != name);
                     own.push((name.clone(), Some(value)));
+                    // Each command of the template has it.
+                    check_bytes(environment_bytes(own))?;
                 }
-                // Each command of the template has it.
-                let own = &self.settings.environment;
-                if environment_bytes(own) > MAX_ENVIRONMENT_BYTES {
-                    let text = format_args!("ENV takes {MAX_ENVIRONMENT_BYTES} bytes in all");
-                    return Err(Error::invalid(text));
-                }
-                check_environment(own)
+                check_environment(&self.settings.environment)
             }
             Verb::Workdir => {
                 let path = self.absolute(step.arg(0))?;
@@ -623,7 +732,8 @@ impl Place<'_> {
                 Ok(())
             }
             Verb::User => {
-                let name = step.arg(0);
+                // The group is that of the account.
+                let name = step.arg(0).split(':').next().unwrap_or_default();
                 // Whether there is one.
                 drop(self.workspace.share_as(name)?);
                 self.settings.user = Some(name.to_owned());
@@ -689,12 +799,12 @@ impl Place<'_> {
             dry_run: false,
             kept: Kept::Files,
             make_parents: true,
-            max_bytes: u64::MAX,
+            max_bytes: self.host.roots.store.room(),
             max_files: MAX_ARCHIVE_FILES,
         };
         let stage = FilePath::new(STAGE.as_bytes())?;
-        let mut input = BufReader::with_capacity(PIECE_BYTES, &*file);
         let ledger = &self.workspace.ledger;
+        let mut input = GivesWay::new(&*file, ledger);
         root.files()?.unpack(&stage, options, &mut input, ledger)?;
         // Of a pattern, what is below the directory that it begins with.
         let names = step.arg(0).split('/');
@@ -732,7 +842,9 @@ impl Place<'_> {
         }
         let (mut cursor, mut piece) = (Cursor::default(), Vec::new());
         let mut lines = [Vec::new(), Vec::new()];
+        let mut turn = BackgroundTurn::of_this_thread(&self.workspace.ledger.work);
         loop {
+            self.build.check()?;
             let is_over = process.wait_ended(LOOK_EVERY);
             let mut next = || {
                 process
@@ -740,9 +852,14 @@ impl Place<'_> {
                     .map(|found| (found, std::mem::take(&mut piece)))
             };
             while let Some((found, bytes)) = next() {
+                // Ends with the workspace.
+                turn.pass(&mut || Ok(())).map_err(|_| Error::deleted())?;
                 match found {
                     Piece::Data { stream, .. } => match &mut held {
-                        Some(held) if stream == Stream::Stdout => held.extend_from_slice(&bytes),
+                        Some(held) if stream == Stream::Stdout => {
+                            check_bytes(held.len() + bytes.len())?;
+                            held.extend_from_slice(&bytes);
+                        }
                         _ => self.tell(stream, &mut lines[stream.index()], &bytes),
                     },
                     Piece::Dropped { stream, bytes, .. } => {
@@ -775,6 +892,10 @@ impl Place<'_> {
 
     /// Adds what a command has written to the log, line by line.
     fn tell(&self, stream: Stream, line: &mut Vec<u8>, bytes: &[u8]) {
+        if self.build.is_log_full() {
+            line.clear();
+            return;
+        }
         line.extend_from_slice(bytes);
         let mut rest = &line[..];
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
@@ -792,6 +913,25 @@ impl Place<'_> {
         }
         *line = rest;
     }
+}
+
+/// # Errors
+/// `Invalid` if an environment of so many bytes is too large.
+fn check_bytes(bytes: usize) -> Result<()> {
+    if bytes > MAX_ENVIRONMENT_BYTES {
+        let text = format_args!("ENV takes {MAX_ENVIRONMENT_BYTES} bytes in all");
+        return Err(Error::invalid(text));
+    }
+    Ok(())
+}
+
+/// Why a step has failed: the end of the sandbox, or this error.
+fn ended_or(workspace: &Workspace, error: Error) -> Error {
+    if workspace.is_closed() {
+        let text = "the sandbox of the build has ended: it was deleted, or an hour is over";
+        return Error::new(Kind::Changed, text);
+    }
+    error
 }
 
 fn user_of(settings: &RootSettings) -> String {

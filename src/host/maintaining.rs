@@ -35,7 +35,7 @@ impl Host {
         let mut next_look = Instant::now();
         for round in 0_u64.. {
             let mut table = self.changed.wait_while(self.table(), |table| {
-                table.occupied() == 0 && table.parting.is_empty()
+                table.occupied() == 0 && table.parting.is_empty() && !self.has_builds()
             });
             let has_time = |(since, _): &(Instant, _)| since.elapsed() < PARTING_LIMIT;
             let parting = std::mem::take(&mut table.parting);

@@ -393,14 +393,13 @@ impl Host {
 
     /// How long there has been no sandbox; `None` while there is one.
     pub fn empty_for(&self) -> Option<Duration> {
-        self.table()
-            .empty_for()
-            .filter(|_| !self.roots.store.is_busy())
+        let empty = self.table().empty_for();
+        empty.filter(|_| !self.is_making_templates())
     }
 
     /// Closes the host if there has been no sandbox for `limit`: creation is refused afterwards.
     pub fn close_if_empty(&self, limit: Duration) -> bool {
-        let is_store_busy = self.roots.store.is_busy();
+        let is_store_busy = self.is_making_templates();
         let mut table = self.table();
         let is_changing = !table.changing.is_empty() || is_store_busy;
         table.closed |= !is_changing && table.empty_for().is_some_and(|empty| empty >= limit);

@@ -16,6 +16,11 @@ impl Host {
         self.roots.store.list()
     }
 
+    /// Whether a request imports one, needs one, or builds one.
+    pub(super) fn is_making_templates(&self) -> bool {
+        self.roots.store.is_busy() || self.is_building()
+    }
+
     /// The snapshot with this name or id.
     ///
     /// # Errors
@@ -89,5 +94,19 @@ impl Host {
     pub fn open_snapshot(&self, key: &str) -> Result<(Root, Pin)> {
         let pin = self.roots.store.pin(key).ok_or_else(|| unknown(key))?;
         Ok((pin.root()?, pin))
+    }
+}
+
+/// Of a program that does not have them.
+#[cfg(not(all(feature = "e2b", feature = "file-tools")))]
+impl Host {
+    #[expect(clippy::unused_self, reason = "others look at it")]
+    pub(super) fn has_builds(&self) -> bool {
+        false
+    }
+
+    #[expect(clippy::unused_self, reason = "others look at it")]
+    pub(super) fn is_building(&self) -> bool {
+        false
     }
 }

@@ -22,6 +22,7 @@ use crate::limits::work_clock::WorkClock;
 use crate::ports::Ports;
 use crate::process::registry::{END_LIMIT, MOST_HELD_RUNS, OpenCounts, Registry, Shared};
 use crate::spec::network::NetworkPolicy;
+use crate::sys::User;
 use crate::threads::priority::{BackgroundTurn, BackgroundWork, run_in_background};
 use crate::workspace::watches::Watches;
 
@@ -239,6 +240,11 @@ impl Workspace {
             activity: Arc::clone(&self.activity),
         });
         view.lease()
+    }
+
+    /// Its files, accessed as root of the sandbox's own root, whose ids begin at those of `owner`; relative paths begin at `/`.
+    pub fn root_for(&self, owner: User) -> Root {
+        self.root.for_account(owner, true, "/")
     }
 
     /// Its files. Until the value is dropped, this thread acts on files as their owner.

@@ -125,7 +125,19 @@ pub(super) fn start(call: &mut Call<'_, '_>, key: &str) -> Answer {
     let (_, build) = find(call, key)?;
     let build = build.filter(|own| build_id(&own.id) == part(call, 5));
     let build = build.ok_or_else(|| unknown(key))?;
-    let mut fields = Fields::parse(&body)?;
+    let parsed = base_and_steps(call, &body);
+    let (base, steps) = parsed.inspect_err(|_| build.refuse())?;
+    let host = call.context.machine.shared_host()?;
+    host.start_build(&build, base, steps)?;
+    Ok(Response::new(202, Body::Empty))
+}
+
+/// What a build begins with, and what is done then.
+fn base_and_steps(
+    call: &Call<'_, '_>,
+    body: &[u8],
+) -> Result<(RootChoice, Vec<BuildStep>), E2bError> {
+    let mut fields = Fields::parse(body)?;
     for name in ["startCmd", "readyCmd"] {
         if fields.string(name)?.is_some_and(|text| !text.is_empty()) {
             let text = format!(
@@ -150,10 +162,7 @@ pub(super) fn start(call: &mut Call<'_, '_>, key: &str) -> Answer {
         );
         E2bError::invalid(text)
     })?;
-    let steps = steps(&mut fields)?;
-    let host = call.context.machine.shared_host()?;
-    host.start_build(&build, base, steps)?;
-    Ok(Response::new(202, Body::Empty))
+    Ok((base, steps(&mut fields)?))
 }
 
 fn steps(fields: &mut Fields<'_>) -> Result<Vec<BuildStep>, E2bError> {
@@ -240,7 +249,10 @@ pub(super) fn delete(call: &mut Call<'_, '_>, key: &str) -> Answer {
     for name in [&key, &plain_name(&key)] {
         found |= host.cancel_builds(name)?;
         match host.delete_snapshot(name) {
-            Ok(_) => return Ok(Response::new(204, Body::Empty)),
+            Ok((id, _)) => {
+                host.forget_build(&id);
+                return Ok(Response::new(204, Body::Empty));
+            }
             Err(error) if error.kind() == Kind::NotFound => {}
             Err(error) => return Err(error.into()),
         }

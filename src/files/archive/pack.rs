@@ -279,8 +279,9 @@ impl Writer<'_> {
             }
         };
         match packed {
-            // Removed since it was found.
-            Ok(()) | Err(PackError::Errno(Errno::ENOENT)) => {}
+            Ok(()) => {}
+            // Removed since it was found. A root that fails is one that nobody changes.
+            Err(PackError::Errno(Errno::ENOENT)) if !self.fails || self.extent != Extent::Root => {}
             Err(PackError::Errno(errno)) => self.skip(found.path, SkipReason::of(errno))?,
             Err(PackError::BrokenOff(why)) => return Err(why),
         }

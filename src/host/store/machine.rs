@@ -2,7 +2,7 @@
 //!
 //! It is an archive that is never written: one thread packs what another one unpacks.
 
-use std::io::{BufReader, PipeWriter, Write, pipe};
+use std::io::{self, BufRead, BufReader, PipeWriter, Read, Write, pipe};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,13 +10,17 @@ use super::{Import, MACHINE, Snapshot, Store, new_id};
 use crate::client::Disconnected;
 use crate::confine::PROGRAMS;
 use crate::error::{Error, Result};
-use crate::files::name::FilePath;
 use crate::files::search::{Filter, Matcher};
-use crate::files::{BrokenOff, Extent, Packing, Root, Sink};
+use crate::files::{BrokenOff, Extent, Input, Packing, Root, Sink};
 use crate::limits::ledger::Ledger;
 use crate::logging;
 use crate::threads::Thread;
 use crate::threads::lock::{Mutex, lock};
+use crate::threads::priority::BackgroundTurn;
+use crate::workspace::Archive;
+
+/// Bytes that are read in one go.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// Where some machines have what a link in /etc leads to, without which no certificate is known.
 const CERTIFICATES: [&str; 3] = ["/var", "/var/lib", "/var/lib/ca-certificates"];
@@ -32,7 +36,7 @@ impl Store {
     ) -> Result<Snapshot> {
         let root = Root::machine(Path::new("/"))?;
         let (patterns, extent) = (programs(), Extent::PublicRoot);
-        let import = self.import_tree(new_id()?, &root, &patterns, extent, ledger)?;
+        let import = self.import_tree(new_id()?, root, &patterns, extent, ledger)?;
         let made = import.complete(Some(MACHINE), None)?;
         logging::info(format_args!("the machine is snapshot {}", made.id));
         Ok(made)
@@ -45,7 +49,7 @@ impl Store {
     pub(in crate::host) fn import_tree(
         self: &Arc<Self>,
         id: String,
-        root: &Root,
+        root: Root,
         excluded: &[String],
         extent: Extent,
         ledger: &Arc<Ledger>,
@@ -61,7 +65,7 @@ impl Store {
             };
             let started = Thread::new("packing").start_scoped(scope, pack);
             started.map_err(failed)?;
-            self.import_as(id, &mut BufReader::new(read), ledger)
+            self.import_as(id, false, &mut GivesWay::new(read, ledger), ledger)
         });
         import.map_err(|error| lock(&unpacked).take().unwrap_or(error))
     }
@@ -83,7 +87,7 @@ fn programs() -> Vec<String> {
 }
 
 fn pack(
-    root: &Root,
+    root: Root,
     excluded: &[String],
     extent: Extent,
     write: PipeWriter,
@@ -100,13 +104,38 @@ fn pack(
         extent,
         newer_than: None,
     };
-    let files = root.files()?;
-    let source = files.open_source(&FilePath::new(b"/")?)?;
-    let describe = |_: &_| Vec::new();
-    match files.pack(source, packing, ledger, &mut ToStore(write), &describe) {
+    let archive = Archive::of_root(root, ledger, packing)?;
+    match archive.send(&mut ToStore(write), &|_| Vec::new()) {
         Err(BrokenOff::Failed(error)) => Err(error),
         // Who reads it says why it does no more.
         Ok(()) | Err(BrokenOff::Disconnected) => Ok(()),
+    }
+}
+
+/// Reads what is in a file or a pipe, and gives way to others of the tenant before each piece. It ends with the workspace.
+pub(in crate::host) struct GivesWay<R> {
+    source: BufReader<R>,
+    turn: BackgroundTurn,
+}
+
+impl<R: Read> GivesWay<R> {
+    pub(in crate::host) fn new(source: R, ledger: &Ledger) -> Self {
+        Self {
+            source: BufReader::with_capacity(PIECE_BYTES, source),
+            turn: BackgroundTurn::of_this_thread(&ledger.work),
+        }
+    }
+}
+
+impl<R: Read> Input for GivesWay<R> {
+    fn fill(&mut self) -> io::Result<&[u8]> {
+        let passed = self.turn.pass(&mut || Ok(()));
+        passed.map_err(|_| io::ErrorKind::ConnectionAborted)?;
+        self.source.fill_buf()
+    }
+
+    fn used(&mut self, count: usize) {
+        self.source.consume(count);
     }
 }
 

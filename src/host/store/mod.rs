@@ -39,6 +39,8 @@ use crate::threads::Thread;
 use crate::threads::lock::{Condvar, Mutex, lock};
 use crate::{fault, logging};
 use image::Image;
+#[cfg(all(feature = "e2b", feature = "file-tools"))]
+pub(super) use machine::GivesWay;
 pub(super) use record::Origin;
 pub use record::RootSettings;
 
@@ -391,16 +393,17 @@ impl Store {
         input: &mut dyn Input,
         ledger: &Arc<Ledger>,
     ) -> Result<Import> {
-        self.import_as(new_id()?, input, ledger)
+        self.import_as(new_id()?, true, input, ledger)
     }
 
-    /// The same, with an id that was [made](new_id) before.
+    /// The same, with an id that was [made](new_id) before. What a root has is no image, whatever its files look like.
     ///
     /// # Errors
     /// As [`Store::import`].
     pub(super) fn import_as(
         self: &Arc<Self>,
         id: String,
+        may_be_image: bool,
         input: &mut dyn Input,
         ledger: &Arc<Ledger>,
     ) -> Result<Import> {
@@ -430,7 +433,7 @@ impl Store {
             .unpack_root(Kept::Root, room_of(left), input, ledger)
             .map_err(limited)?;
         let mut settings = RootSettings::default();
-        if let Some(image) = Image::find(&files)? {
+        if may_be_image && let Some(image) = Image::find(&files)? {
             let left = left.saturating_sub(weight(&done));
             let layers = image.layers(&files);
             done = self

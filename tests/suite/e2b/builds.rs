@@ -6,6 +6,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::{Door, api};
+use crate::archives::hostile::gzip;
 use crate::fixture::{Builder, PATIENCE, Reply, Server, TempDir, homes_in, wait_until};
 use crate::host::lasting::end;
 use crate::roots::users::{host, lack, template};
@@ -166,13 +167,15 @@ fn the_steps_of_a_build_make_a_template() {
         copy("cd", &["./top.txt", "renamed", "", ""]),
         copy("cd", &["*.txt", ".", "alice:alice", ""]),
         { "type": "RUN", "args": ["cat"] },
-        { "type": "USER", "args": ["alice"] },
+        // Which is no image for that.
+        { "type": "RUN", "args": ["echo '{\"imageLayoutVersion\":\"1.0.0\"}' > /oci-layout; echo '{}' > /index.json", "root"] },
+        { "type": "USER", "args": ["alice:alice"] },
     ]));
     assert_eq!(status["status"], "ready", "{status:#}");
     let text = messages(&status).join("\n");
-    let expected = "[1/11] RUN id -un; pwd; echo two >&2\nuser\n/home/user\n";
+    let expected = "[1/12] RUN id -un; pwd; echo two >&2\nuser\n/home/user\n";
     assert!(text.starts_with(expected), "{text}");
-    assert!(text.contains("\n[2/11] ENV A\n"), "{text}");
+    assert!(text.contains("\n[2/12] ENV A\n"), "{text}");
     let lines = status["logEntries"].as_array().unwrap();
     let of_error = lines.iter().find(|line| line["message"] == "two").unwrap();
     assert_eq!(
@@ -458,6 +461,106 @@ fn a_template_that_is_deleted_is_built_no_more() {
     let status = build.status();
     assert_eq!(status["reason"]["step"], "1", "{status}");
     expect_nothing_left(&server);
+}
+
+/// What is copied at the end is all of it or nothing.
+#[test]
+fn a_sandbox_that_is_deleted_while_it_is_copied_makes_no_template() {
+    let template = needs_builds!();
+    let server = host(&template).start();
+    for changed in ["DELETE", "resume"] {
+        let build = begin(&server, "mine");
+        let script = "head -c 256000000 /dev/zero > /large";
+        let steps = json!([{ "type": "RUN", "args": [script, "root"] }]);
+        let reply = build.start(&json!({ "fromTemplate": "own", "steps": steps }));
+        assert_eq!(reply.status, 202, "{}", reply.text());
+        let mut id = String::new();
+        wait_until("it is copied", PATIENCE, || {
+            let all = server.get("/v1/sandboxes").json();
+            id = all[0]["id"].as_str().unwrap_or_default().to_owned();
+            all[0]["state"] == "stopped"
+        });
+        let target = format!("/v1/sandboxes/{id}");
+        let reply = if changed == "DELETE" {
+            server.delete(&target)
+        } else {
+            server.post(&format!("{target}/resume"), &json!({}))
+        };
+        assert_eq!(reply.status, 200, "{changed}: {}", reply.text());
+        wait_until("it is over", PATIENCE, || {
+            build.status()["status"] != "building"
+        });
+        let status = build.status();
+        assert_eq!(status["status"], "error", "{changed}: {status}");
+        assert_eq!(listed(&server), Vec::<Value>::new());
+        expect_nothing_left(&server);
+    }
+}
+
+/// What a step makes of the template may be hostile to the steps after it.
+#[test]
+fn what_a_step_holds_has_bounds() {
+    let template = needs_builds!();
+    let server = host(&template).env("SBX_SNAPSHOTS_BYTES", 64 << 20).start();
+    let script = "rm /bin/bash; printf '#!/bin/sh\nexec yes\n' > /bin/bash; chmod 755 /bin/bash";
+    let flood = json!({ "type": "RUN", "args": [script, "root"] });
+    let large = gzip(&archive(&[file("large", &vec![0; 100 << 20])]));
+    for (step, why) in [
+        (json!({ "type": "ENV", "args": ["A", "$A"] }), "65536 bytes"),
+        (
+            json!({ "type": "COPY", "filesHash": "ab", "args": ["large", "/x", "", ""] }),
+            "67108864",
+        ),
+    ] {
+        let build = begin(&server, "mine");
+        assert_eq!(build.put(&build.link("ab"), &large).status, 200);
+        let quiet = json!({ "type": "RUN", "args": ["true"] });
+        let first = if step["type"] == "ENV" {
+            &flood
+        } else {
+            &quiet
+        };
+        let status = build.run(&json!([first, step]));
+        assert_eq!(status["reason"]["step"], "2", "{status}");
+        let text = status["reason"]["message"].as_str().unwrap();
+        assert!(text.contains(why), "{text}");
+    }
+    expect_nothing_left(&server);
+}
+
+#[test]
+fn a_build_whose_start_was_refused_gives_way() {
+    let template = needs_builds!();
+    let server = host(&template).start();
+    let all: Vec<_> = (0..16)
+        .map(|number| begin(&server, &format!("n{number}")))
+        .collect();
+    for build in &all[7..9] {
+        assert_eq!(build.start(&json!({ "fromImage": "other" })).status, 400);
+    }
+    // Whoever goes on after that is meant to stay.
+    assert_eq!(all[7].put(&all[7].link("ab"), b"x").status, 200);
+    begin(&server, "one-more");
+    let body = json!({ "name": "too-many" });
+    assert_eq!(api(&server, "POST", "/v3/templates", &body).status, 429);
+    for (number, build) in all.iter().enumerate() {
+        let target = format!("/templates/{}/files/cd", build.template);
+        let found = api(&server, "GET", &target, &Value::Null).status;
+        assert_eq!(found, if number == 8 { 404 } else { 201 }, "{number}");
+    }
+}
+
+#[test]
+fn a_server_does_not_idle_while_a_template_is_built() {
+    let template = needs_builds!();
+    let mut server = host(&template).env("SBX_IDLE_TIMEOUT", 2).start();
+    begin(&server, "mine");
+    let mut witness = Server::builder().env("SBX_IDLE_TIMEOUT", 2).start();
+    witness.wait_for_exit(PATIENCE);
+    assert!(server.is_running());
+    let deleted = api(&server, "DELETE", "/templates/mine", &Value::Null);
+    assert_eq!(deleted.status, 204);
+    assert_eq!(server.wait_for_exit(PATIENCE).code(), Some(0));
 }
 
 /// Where another server was.
