@@ -50,6 +50,10 @@ pub(super) fn begin(call: &mut Call<'_, '_>, _: &str) -> Answer {
     }
     let name = plain_name(&asked);
     check_name(&name)?;
+    if let Some(own) = templates(call).entry_for(&asked) {
+        let text = format!("{own} is a name of SBX_E2B_TEMPLATES; choose another one");
+        return Err(Error::new(Kind::Exists, text).into());
+    }
     let build = call.context.machine.host()?.begin_build(&name)?;
     let mut response = Response::json(&object! {
         "templateID": &*build.id,
@@ -155,7 +159,10 @@ fn base_and_steps(
     };
     let base = base.filter(|base| *base != RootChoice::Shared);
     let base = base.ok_or_else(|| {
-        let asked = image.or(template).unwrap_or_default();
+        let Some(asked) = image.or(template) else {
+            let text = "fromImage or fromTemplate is missing, and the server has no SBX_TEMPLATE";
+            return E2bError::invalid(text);
+        };
         let name = plain_name(&asked);
         let text = format_args!(
             "there is no template {name:?} for {asked:?}, and images are not fetched here: docker export $(docker create {asked}) | curl -H \"X-Sandbox-Token: $TOKEN\" -T - \"$URL/v1/snapshots?name={name}\" makes it"

@@ -182,18 +182,26 @@ impl Templates<'_> {
     /// The root that a name means, which may be that of a build; `None` if there is no such template.
     pub(super) fn root(&self, asked: &str) -> Option<RootChoice> {
         let untagged = asked.split(':').next().filter(|name| !name.is_empty())?;
-        self.root_of(&[asked, &plain_name(asked), untagged])
+        let names = [asked, &plain_name(asked), untagged];
+        self.root_of(&names).or_else(|| self.root_of(&["*"]))
     }
 
-    /// The root that the name of an image means. Another version is another image.
+    /// The root that the name of an image means. Another version is another image, and `*` is none.
     #[cfg(feature = "file-tools")]
     pub(super) fn root_of_image(&self, asked: &str) -> Option<RootChoice> {
         let plain = plain_name(asked);
-        match &*plain {
-            // That of clients which name none.
-            "e2bdev-base" => self.root("base"),
-            _ => self.root_of(&[asked, &plain]),
-        }
+        let found = self.root_of(&[asked, &plain]).filter(|_| asked != "*");
+        // That of clients which name none.
+        found.or_else(|| self.root("base").filter(|_| plain == "e2bdev-base"))
+    }
+
+    /// The entry of the operator that this name would mean instead of a template with it.
+    #[cfg(feature = "file-tools")]
+    pub(super) fn entry_for(&self, asked: &str) -> Option<&str> {
+        let untagged = asked.split(':').next().unwrap_or_default();
+        let names = [asked, untagged].map(plain_name);
+        let mut more = self.more().map(|(name, _)| name);
+        more.find(|name| names.contains(&plain_name(name)))
     }
 
     /// The root that the first known one of these names means.
@@ -208,7 +216,7 @@ impl Templates<'_> {
             (Some((_, template)), _) => template,
             (None, Some(own)) => Some(&**own),
             (None, None) if names.iter().any(|name| TEMPLATES.contains(name)) => None,
-            (None, None) => of_operator("*")?.1,
+            (None, None) => return None,
         };
         Some(match template.or(self.default) {
             Some(template) => RootChoice::Private {
@@ -286,6 +294,16 @@ mod tests {
         ] {
             assert_eq!(template(&templates, asked), expected, "{asked}");
         }
+        for (asked, expected) in [
+            ("mine", Some("mine")),
+            ("Mine:v2", Some("mine")),
+            ("team-x", Some("team/x")),
+            ("team/x:latest", Some("team/x")),
+            ("mine-v2", None),
+            ("deb", None),
+        ] {
+            assert_eq!(templates.entry_for(asked), expected, "{asked}");
+        }
         let names: Vec<_> = templates.names().collect();
         let expected = [
             "base",
@@ -311,6 +329,10 @@ mod tests {
                 host: None,
             };
             assert_eq!(template(&any, "anything"), expected);
+            for image in ["anything", "*", ""] {
+                assert_eq!(any.root_of_image(image), None);
+            }
+            assert_eq!(any.root_of_image("e2bdev/base"), any.root("base"));
             assert_eq!(template(&any, "base"), default.unwrap_or("image"));
             assert_eq!(
                 (template(&any, ""), any.names().count()),

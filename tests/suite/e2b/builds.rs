@@ -300,13 +300,17 @@ fn what_fails_says_where_and_leaves_nothing() {
 #[test]
 fn what_a_build_cannot_have_is_refused() {
     let template = needs_builds!();
-    let server = host(&template).start();
+    let server = host(&template)
+        .env("SBX_E2B_TEMPLATES", "team/x=own,*=own")
+        .start();
     for (body, status) in [
         (json!({}), 400),
         (json!({ "name": "" }), 400),
         (json!({ "name": "a b" }), 400),
         (json!({ "name": "s-0123456789abcdef01234567" }), 400),
         (json!({ "name": "own" }), 409),
+        (json!({ "name": "team-x" }), 409),
+        (json!({ "name": "Team/X:2" }), 409),
         (json!({ "name": "a", "tags": ["other"] }), 400),
     ] {
         let reply = api(&server, "POST", "/v3/templates", &body);
@@ -320,7 +324,8 @@ fn what_a_build_cannot_have_is_refused() {
             "docker export $(docker create node:22)",
         ),
         (json!({ "fromImage": "own:2" }), "/v1/snapshots?name=own-2"),
-        (json!({ "fromTemplate": "other" }), "other"),
+        (json!({ "fromImage": "e2bdev/base" }), "name=e2bdev-base"),
+        (json!({}), "fromImage or fromTemplate is missing"),
         (
             json!({ "fromTemplate": "own", "startCmd": "x" }),
             "startCmd",
