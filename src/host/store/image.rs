@@ -20,7 +20,7 @@ const MAX_DOCUMENT_BYTES: u64 = 2 << 20;
 const MAX_LAYERS: usize = 256;
 
 /// Most bytes of the environment in an image: each command has it.
-const MAX_ENVIRONMENT_BYTES: usize = 128 << 10;
+const MAX_ENVIRONMENT_BYTES: usize = 64 << 10;
 
 /// Longest name of a user, and of a directory.
 const MAX_USER: usize = 256;
@@ -242,7 +242,11 @@ fn choose(list: &RawValue) -> Result<Part> {
     let mut found = Vec::new();
     for image in elements("manifests", list)? {
         let mut image = Descriptor::parse(image)?;
-        if image.is_for_this_machine()? {
+        // Several names may be those of one image.
+        let is_known = found
+            .iter()
+            .any(|known: &Part| known.path == image.part.path);
+        if image.is_for_this_machine()? && !is_known {
             found.push(image.part);
         }
     }
@@ -263,17 +267,22 @@ fn not_one(count: usize) -> Error {
 fn settings(config: &mut Fields<'_>) -> Result<RootSettings> {
     let list = config.take("Env");
     let list = list.map(|list| strings("Env", "an array of NAME=VALUE", list));
-    let mut environment: Vec<EnvironmentChange> = Vec::new();
-    for variable in list.transpose()?.unwrap_or_default() {
-        if let Some((name, value)) = variable.split_once('=') {
-            environment.retain(|(known, _)| known != name);
-            environment.push((name.to_owned(), Some(value.to_owned())));
-        }
-    }
-    check_environment(&environment)?;
-    if environment_bytes(&environment) > MAX_ENVIRONMENT_BYTES {
+    let list = list.transpose()?.unwrap_or_default();
+    let all = list.iter().filter_map(|variable| {
+        let (name, value) = variable.split_once('=')?;
+        Some((name.to_owned(), Some(value.to_owned())))
+    });
+    let all: Vec<EnvironmentChange> = all.collect();
+    // First: what follows takes time by the square of their number.
+    if environment_bytes(&all) > MAX_ENVIRONMENT_BYTES {
         let text = format_args!("Env has more than {MAX_ENVIRONMENT_BYTES} bytes");
         return Err(Error::invalid(text));
+    }
+    check_environment(&all)?;
+    let mut environment: Vec<EnvironmentChange> = Vec::new();
+    for change in all {
+        environment.retain(|(known, _)| *known != change.0);
+        environment.push(change);
     }
     let mut text = |name, most| {
         let text = config.string(name)?.filter(|text| !text.is_empty());

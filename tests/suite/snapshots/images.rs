@@ -343,8 +343,17 @@ fn images_are_told_from_roots_and_one_is_chosen() {
         &made(&server, "a", &files.archive()),
         &[("a", "1")],
     );
+    // Two names of one image.
+    files.index(&json!([own, own]));
+    check_tree(
+        &server,
+        &made(&server, "a", &files.archive()),
+        &[("a", "1")],
+    );
+    let another = files.0["index.json"].clone();
+    let another = files.blob(another);
     for wrong in [
-        json!([own, own]),
+        json!([own, another]),
         json!([for_machine("linux", other)]),
         json!([]),
     ] {
@@ -481,7 +490,8 @@ fn an_image_whose_documents_make_no_sense_is_refused() {
         json!({ "Env": ["=x"] }),
         json!({ "Env": "A=1" }),
         json!({ "Env": ["A=\0"] }),
-        json!({ "Env": [format!("A={}", "x".repeat(200_000))] }),
+        json!({ "Env": [format!("A={}", "x".repeat(70_000))] }),
+        json!({ "Env": vec!["A="; 2000] }),
         json!({ "User": 1 }),
         json!({ "User": "x".repeat(300) }),
         json!({ "WorkingDir": "x".repeat(5000) }),
