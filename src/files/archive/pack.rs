@@ -299,6 +299,9 @@ impl Writer<'_> {
             for id in [&mut entry.uid, &mut entry.gid] {
                 *id = if *id < IDS_OF_SANDBOX.into() { *id } else { 0 };
             }
+            if u64::from(status.st_gid) != entry.gid {
+                entry.mode &= !0o2000;
+            }
             if status.st_uid != 0 || status.st_mode & 0o001 == 0 {
                 entry.mode &= 0o1777;
             }
