@@ -55,6 +55,11 @@ impl Host {
             if round % STUCK_ROUNDS == 0 {
                 let _ = contain(|| self.retry_removals(Instant::now() + REMOVAL_LIMIT));
                 let _ = contain(|| self.retry_adoptions());
+                let removals = || {
+                    let deadline = Instant::now() + REMOVAL_LIMIT;
+                    self.roots.store.retry_removals(deadline);
+                };
+                let _ = contain(removals);
             }
             for (_, ledger) in late {
                 ledger.connections.shut_down(true);

@@ -17,7 +17,7 @@ use nix::sys::stat::Mode;
 use super::input::{Input, Reader};
 use super::members::Members;
 use super::parts::parts;
-use super::unpack::{Kept, Unpacked};
+use super::unpack::{ENTRY_BYTES, Kept, Take, Unpacked};
 use crate::codec::gzip::{self, DECODER_BYTES, Decoder};
 use crate::error::{Error, Kind, Result};
 use crate::files::entry::DIRECTORY;
@@ -56,35 +56,31 @@ impl Files<'_> {
     pub fn unpack_layer(
         &self,
         layer: &mut Layer,
-        room: (u64, u64),
+        max_bytes: u64,
+        room: &Take<'_>,
         turn: &mut dyn Input,
         ledger: &Arc<Ledger>,
     ) -> Result<Unpacked> {
         layer.read(true, turn, ledger, &mut |input| {
-            self.hide(room, input, ledger)
+            self.hide(max_bytes, input, ledger)
         })?;
         let mut done = Unpacked::default();
         layer.read(false, turn, ledger, &mut |input| {
-            done = self.unpack_root(Kept::Layer, room, input, ledger)?;
+            done = self.unpack_root(Kept::Layer, max_bytes, room, input, ledger)?;
             Ok(())
         })?;
         Ok(done)
     }
 
     /// Removes what a layer hides of those below it. What cannot be unpacked is not even read.
-    fn hide(
-        &self,
-        (max_bytes, max_files): (u64, u64),
-        input: &mut dyn Input,
-        ledger: &Arc<Ledger>,
-    ) -> Result<()> {
+    fn hide(&self, max_bytes: u64, input: &mut dyn Input, ledger: &Arc<Ledger>) -> Result<()> {
         let charge = ledger.charge(Item::Bodies, 0)?;
         let mut members = Members::new(Reader(input), charge)?;
-        let (mut bytes, mut count) = (0_u64, 0);
+        let (mut bytes, mut count) = (0_u64, 0_u64);
         while let Some(member) = members.next()? {
             bytes = bytes.saturating_add(members.stored());
             count += 1;
-            if bytes > max_bytes || count > max_files {
+            if bytes > max_bytes || count > max_bytes / ENTRY_BYTES {
                 return Err(Error::new(Kind::TooLarge, "a layer is too large"));
             }
             // Unpacking refuses names that are none.

@@ -116,10 +116,18 @@ pub struct Unpacked {
     pub skipped_total: u64,
 }
 
+/// What a file, directory or link of a root counts for besides its content and its attributes.
+pub(super) const ENTRY_BYTES: u64 = 4096;
+
+/// Takes so many bytes of the room that there is for roots, before they are written.
+pub(super) type Take<'r> = dyn Fn(u64) -> Result<()> + 'r;
+
 /// The directory that an archive is unpacked in, and the way from it to the last member.
 struct Tree<'f> {
     files: &'f Root,
     options: Unpacking,
+    /// What a root takes its room of.
+    room: Option<&'f Take<'f>>,
     /// The directory itself; `None` in a dry run if it does not exist.
     base: Option<OwnedFd>,
     /// The last directory of the way that exists.
@@ -213,14 +221,16 @@ impl Files<'_> {
         Ok(done)
     }
 
-    /// Unpacks the root of a machine, or a layer of it, into this one. What was unpacked before an error stays.
+    /// Unpacks the root of a machine, or a layer of it, into this one. What was unpacked before an error stays. All that comes
+    /// on the disk is taken of `room`; `max_bytes` are of content in the archive.
     ///
     /// # Errors
-    /// As [`Files::unpack`]; `Invalid` if a file belongs to somebody whom a private root cannot have.
+    /// As [`Files::unpack`]; `Invalid` if a file belongs to somebody whom a private root cannot have; those of `room`.
     pub fn unpack_root(
         &self,
         kept: Kept,
-        (max_bytes, max_files): (u64, u64),
+        max_bytes: u64,
+        room: &Take<'_>,
         input: &mut dyn Input,
         ledger: &Arc<Ledger>,
     ) -> Result<Unpacked> {
@@ -231,13 +241,14 @@ impl Files<'_> {
             kept,
             make_parents: false,
             max_bytes,
-            max_files,
+            max_files: max_bytes / ENTRY_BYTES,
         };
         let path = FilePath::new(b"/")?;
         let failed = |errno| self.unpacking_error(&path, errno);
         let open = || self.directory(&path, Missing::Refuse).map_err(failed);
         let mut tree = Tree::new(self, Some(open()?), options, ledger)?;
         tree.is_new = true;
+        tree.room = Some(room);
         let (done, mut top) = tree.unpack(input, ledger)?;
         // Many archives of roots do not name the root itself. It is the server's own until then.
         let open = open()?;
@@ -271,6 +282,7 @@ impl<'f> Tree<'f> {
         Ok(Self {
             files,
             options,
+            room: None,
             base,
             current,
             levels: vec![Level {
@@ -397,6 +409,11 @@ impl<'f> Tree<'f> {
         Ok(())
     }
 
+    /// Takes bytes of the room of a root.
+    fn take_room(&self, bytes: u64) -> Result<()> {
+        self.room.map_or(Ok(()), |take| take(bytes))
+    }
+
     fn is_root(&self) -> bool {
         matches!(self.options.kept, Kept::Root | Kept::Layer)
     }
@@ -418,7 +435,7 @@ impl<'f> Tree<'f> {
             let text = format!("the archive has more than {most} files, directories and links");
             return Err(Error::new(Kind::TooLarge, text));
         }
-        Ok(())
+        self.take_room(ENTRY_BYTES)
     }
 
     /// Counts a directory that a dry run would make, the first time.
@@ -458,6 +475,7 @@ impl<'f> Tree<'f> {
             if !self.is_root() {
                 break;
             }
+            self.take_room((name.len() + value.len()) as u64)?;
             set_attribute(file, name, value).map_err(|errno| match errno {
                 Errno::ENOSPC | Errno::EDQUOT => self.member_error(member, errno),
                 _ => {
@@ -548,6 +566,7 @@ impl<'f> Tree<'f> {
     ) -> Result<()> {
         let bytes = self.done.bytes.saturating_add(member.size);
         self.check_bytes(bytes)?;
+        self.take_room(member.size)?;
         if let (Some(directory), Some(name)) = (self.directory_to_write(), parts.last()) {
             let failed = |errno| self.member_error(member, errno);
             let mut staged = StagedFile::make(directory).map_err(failed)?;

@@ -12,6 +12,7 @@ mod image;
 mod machine;
 mod record;
 
+use std::cell::Cell;
 use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -59,9 +60,6 @@ pub(super) const MACHINE: &str = "machine";
 /// How long a request waits for the copy.
 const COPY_LIMIT: Duration = Duration::from_secs(20);
 
-/// What a file, directory or link counts for besides its content.
-const ENTRY_BYTES: u64 = 4096;
-
 /// How long a request may remove.
 const REMOVAL_LIMIT: Duration = Duration::from_secs(5);
 
@@ -103,6 +101,8 @@ pub(super) struct Store {
     /// Guards the value alone.
     copying: Mutex<Copying>,
     copied: Condvar,
+    /// What belongs to no snapshot and could not be removed.
+    unremoved: Mutex<Vec<String>>,
 }
 
 /// The right to open the directory.
@@ -132,6 +132,8 @@ struct SnapshotTable {
     all: Vec<Held>,
     /// How many are being imported.
     importing: usize,
+    /// What these count for so far.
+    importing_bytes: u64,
 }
 
 struct Held {
@@ -151,12 +153,12 @@ impl SnapshotTable {
         })
     }
 
-    /// What the snapshots leave of a bound.
+    /// What the snapshots, and those that are being imported, leave of a bound.
     fn room(&self, bounds: &SnapshotSettings) -> u64 {
         let weights = self.all.iter().map(|held| held.snapshot.weight);
         bounds
             .bytes
-            .saturating_sub(weights.fold(0, u64::saturating_add))
+            .saturating_sub(weights.fold(self.importing_bytes, u64::saturating_add))
     }
 }
 
@@ -212,11 +214,14 @@ impl Store {
             table: Mutex::default(),
             copying: Mutex::default(),
             copied: Condvar::new(),
+            unremoved: Mutex::default(),
         };
         let found = store
             .directory()
             .and_then(|directory| find(directory).map_err(|errno| store.unusable(&errno.into())));
         let mut unfinished = Vec::new();
+        // At once: soon something is tried out again.
+        store.remove_trial();
         match found {
             Err(error) if error.kind() == Kind::NoSpace => {
                 logging::info(format_args!("there are no snapshots: {error}"));
@@ -224,7 +229,10 @@ impl Store {
             found => {
                 let all;
                 (all, unfinished) = found?;
-                store.table = Mutex::new(SnapshotTable { all, importing: 0 });
+                store.table = Mutex::new(SnapshotTable {
+                    all,
+                    ..SnapshotTable::default()
+                });
             }
         }
         let store = Arc::new(store);
@@ -421,6 +429,7 @@ impl Store {
             store: Arc::clone(self),
             snapshot: None,
             id,
+            taken: Cell::new(0),
             unpacked: None,
         };
         let limited = |error: Error| match error.kind() {
@@ -429,12 +438,13 @@ impl Store {
         };
         let root = self.make_tree(&import.id)?;
         let files = root.files()?;
+        let take = |bytes| import.take(bytes);
         let mut done = files
-            .unpack_root(Kept::Root, room_of(left), input, ledger)
+            .unpack_root(Kept::Root, left, &take, input, ledger)
             .map_err(limited)?;
         let mut settings = RootSettings::default();
         if may_be_image && let Some(image) = Image::find(&files)? {
-            let left = left.saturating_sub(weight(&done));
+            let left = left.saturating_sub(import.taken.get());
             let layers = image.layers(&files);
             done = self
                 .stack(&mut import, layers, left, input, ledger)
@@ -453,7 +463,7 @@ impl Store {
             files: done.files,
             bytes: done.bytes,
             skipped: done.skipped_total,
-            weight: weight(&done),
+            weight: import.taken.get(),
             settings,
             origin: None,
         });
@@ -471,16 +481,16 @@ impl Store {
         ledger: &Arc<Ledger>,
     ) -> Result<Unpacked> {
         let id = new_id()?;
-        import.unpacked = Some(std::mem::replace(&mut import.id, id));
+        let archive = std::mem::replace(&mut import.id, id);
+        import.unpacked = Some((archive, import.taken.take()));
         let root = self.make_tree(&import.id)?;
         let files = root.files()?;
         let mut all = Unpacked::default();
+        let take = |bytes| import.take(bytes);
         for layer in layers {
-            let left = room_of(bound.saturating_sub(weight(&all)));
-            let done = files.unpack_layer(&mut layer?, left, turn, ledger)?;
+            let left = bound.saturating_sub(import.taken.get());
+            let done = files.unpack_layer(&mut layer?, left, &take, turn, ledger)?;
             all.files += done.files;
-            all.directories += done.directories;
-            all.links += done.links;
             all.bytes += done.bytes;
             all.skipped_total += done.skipped_total;
         }
@@ -616,7 +626,20 @@ impl Store {
                 "cannot remove {}, which belongs to no snapshot",
                 path.display()
             ));
+            lock(&self.unremoved).push(name.to_owned());
         }
+    }
+
+    /// Tries again, until `deadline`, to remove what could not be removed.
+    pub(super) fn retry_removals(&self, deadline: Instant) {
+        let mut names = std::mem::take(&mut *lock(&self.unremoved));
+        names.retain(|name| {
+            let directory = self.directory();
+            let removed =
+                directory.and_then(|own| remove_home(own, name.as_bytes(), Some(deadline)));
+            !matches!(removed, Ok(true))
+        });
+        lock(&self.unremoved).append(&mut names);
     }
 }
 
@@ -625,8 +648,10 @@ pub(super) struct Import {
     store: Arc<Store>,
     id: String,
     snapshot: Option<Snapshot>,
-    /// The tree that an image was unpacked in, which is not the one that its layers make.
-    unpacked: Option<String>,
+    /// What its tree counts for so far.
+    taken: Cell<u64>,
+    /// The tree that an image was unpacked in, which is not the one that its layers make, and what that counts for.
+    unpacked: Option<(String, u64)>,
 }
 
 impl Import {
@@ -638,16 +663,28 @@ impl Import {
         self
     }
 
+    /// Takes bytes of what all snapshots and imports may have together.
+    fn take(&self, bytes: u64) -> Result<()> {
+        let mut table = lock(&self.store.table);
+        if table.room(&self.store.bounds) < bytes {
+            return Err(no_room());
+        }
+        table.importing_bytes += bytes;
+        self.taken.set(self.taken.get() + bytes);
+        Ok(())
+    }
+
     fn remove_unpacked(&mut self) {
-        if let Some(id) = self.unpacked.take() {
+        if let Some((id, taken)) = self.unpacked.take() {
             self.store.remove_tree(&id);
+            lock(&self.store.table).importing_bytes -= taken;
         }
     }
 
     /// Makes a snapshot of it, which takes the name of another one that may have it.
     ///
     /// # Errors
-    /// `NoSpace` if the bounds leave no room, or the record cannot be written. Nothing is left then.
+    /// `NoSpace` if the record cannot be written. Nothing is left then.
     pub(super) fn complete(
         mut self,
         name: Option<&str>,
@@ -658,10 +695,6 @@ impl Import {
         let Some(made) = &mut self.snapshot else {
             return Err(no_room());
         };
-        // Others may have come meanwhile.
-        if table.room(&store.bounds) < made.weight {
-            return Err(no_room());
-        }
         let numbers = table.all.iter().map(|held| held.snapshot.number);
         made.number = numbers.max().unwrap_or(0) + 1;
         made.name = name.map(str::to_owned);
@@ -681,6 +714,7 @@ impl Import {
             uses: 0,
             is_leaving: false,
         });
+        table.importing_bytes -= self.taken.take();
         drop(table);
         self.snapshot = None;
         self.id.clear();
@@ -692,11 +726,13 @@ impl Import {
 
 impl Drop for Import {
     fn drop(&mut self) {
-        lock(&self.store.table).importing -= 1;
         self.remove_unpacked();
         if !self.id.is_empty() {
             self.store.remove_tree(&self.id);
         }
+        let mut table = lock(&self.store.table);
+        table.importing -= 1;
+        table.importing_bytes -= self.taken.get();
     }
 }
 
@@ -708,7 +744,6 @@ fn find(directory: &Directory) -> nix::Result<(Vec<Held>, Vec<String>)> {
     for name in &names {
         let (id, suffix) = name.split_once('.').unwrap_or((name, ""));
         match suffix {
-            _ if name == TRIAL => unfinished.push(name.clone()),
             _ if !is_id(id) => {}
             WRITING => drop(directory.unlink(name)),
             "" if !names.contains(&record_of(id)) => unfinished.push(name.clone()),
@@ -771,18 +806,6 @@ pub(super) fn new_id() -> Result<String> {
 
 fn record_of(id: &str) -> String {
     format!("{id}.{RECORD}")
-}
-
-/// What a tree counts for in the bounds.
-fn weight(done: &Unpacked) -> u64 {
-    let entries = done.files + done.directories + done.links;
-    done.bytes
-        .saturating_add(entries.saturating_mul(ENTRY_BYTES))
-}
-
-/// Most bytes and files of a tree that may count for so much.
-fn room_of(left: u64) -> (u64, u64) {
-    (left, left / ENTRY_BYTES)
 }
 
 /// Why a disk takes no more is no concern of the client's.
@@ -864,6 +887,6 @@ mod tests {
             .collect();
         assert_eq!(found, [(1, None), (2, None), (3, Some("a"))]);
         unfinished.sort();
-        assert_eq!(unfinished, [TRIAL.to_owned(), id(6)]);
+        assert_eq!(unfinished, [id(6)]);
     }
 }
