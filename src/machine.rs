@@ -319,6 +319,11 @@ impl Machine {
         self.as_host().map_or_else(Vec::new, Host::templates)
     }
 
+    /// Those of them that the operator has named.
+    pub fn given_templates(&self) -> Vec<String> {
+        self.as_host().map_or_else(Vec::new, Host::given_templates)
+    }
+
     /// The template of roots of sandboxes that choose nothing.
     pub fn default_template(&self) -> Option<&str> {
         self.as_host().and_then(Host::default_template)

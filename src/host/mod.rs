@@ -190,7 +190,7 @@ impl Host {
                 Error::new(Kind::System, text)
             })?;
         homes.check_reachable(first)?;
-        let roots = Roots::open(settings, &accounts, &claims, &homes, &policy, &budget)?;
+        let roots = Roots::open(settings, &accounts, &claims, &homes, &policy)?;
         let signaller = Signaller::new(&settings.users, &claims)?;
         let records = settings.keep.then(|| Records::open(&homes)).transpose()?;
         let adoption = match &records {
@@ -206,6 +206,8 @@ impl Host {
         };
         let known = adoption.uids();
         leftovers::end(&settings.users, &accounts, &known, &signaller);
+        // It may take long, and may fail: only when nothing of an earlier server runs any more.
+        roots.import_archives(&budget.whole())?;
         let unfinished = Unfinished::at_start(&homes, records.as_ref(), &adoption.removals);
         let ids = Ids::new()?;
         // A missing right shows at start.
@@ -223,8 +225,7 @@ impl Host {
         let taken = [&otherwise_taken[..], &unfinished.uids()].concat();
         let users = Users::new(&settings.users, u64::from_le_bytes(random), taken);
         let numbers = adoption.records.iter().map(|(record, _)| record.number);
-        let made = numbers.max().unwrap_or(0);
-        let table = SandboxTable::new(settings.capacity, users, ids, made);
+        let table = SandboxTable::new(settings.capacity, users, ids, numbers.max().unwrap_or(0));
         let host = Arc::new(Self {
             has_roots_by_default: settings.isolation == DefaultIsolation::Strongest
                 && roots.default().is_some()
@@ -309,6 +310,11 @@ impl Host {
     /// The names of what roots of sandboxes can be made of.
     pub fn templates(&self) -> Vec<String> {
         self.roots.names()
+    }
+
+    /// Those of them that the operator has named.
+    pub fn given_templates(&self) -> Vec<String> {
+        self.roots.given_names()
     }
 
     /// The template of roots of sandboxes that choose nothing; `None` if they have none of their own.

@@ -14,7 +14,7 @@ use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 
 use super::claims::Claims;
-use super::store::{MACHINE, Pin, Store};
+use super::store::{self, MACHINE, Pin, Store};
 use super::{Homes, leftovers};
 use crate::codec::sort::sort;
 use crate::config::HostSettings;
@@ -47,17 +47,16 @@ pub(super) struct Roots {
 }
 
 impl Roots {
-    /// Opens the templates and the store, claims the ids, tries to make a root, and imports what is not in the store yet.
+    /// Opens the templates and the store, claims the ids, and tries to make a root.
     ///
     /// # Errors
-    /// `System` if a template cannot be opened or imported, or another host has the ids or the store.
+    /// `System` if a template cannot be opened, or another host has the ids or the store.
     pub(super) fn open(
         settings: &HostSettings,
         accounts: &[u32],
         claims: &Claims,
         homes: &Homes,
         policy: &Policy,
-        budget: &Arc<Budget>,
     ) -> Result<Self> {
         let store = Store::open(settings, homes)?;
         let mut roots = Self::new(settings, &store, claims)?;
@@ -65,12 +64,14 @@ impl Roots {
             leftovers::wait_for_roots(&settings.users);
             roots.try_out(homes, policy, &settings.users, accounts);
         }
-        roots.import_archives(&budget.whole())?;
         Ok(roots)
     }
 
     fn new(settings: &HostSettings, store: &Arc<Store>, claims: &Claims) -> Result<Self> {
-        let (users, private) = (&settings.users, [&settings.homes, &store.path]);
+        let users = &settings.users;
+        // What links lead to is held, too.
+        let private = [&settings.homes, &store.path];
+        let private = private.map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()));
         let settings = &settings.roots;
         let (first, last) = (*settings.ids.start(), *settings.ids.end());
         // Each uid has the same block in every host, so that hosts which share no uid share no block.
@@ -193,11 +194,13 @@ impl Roots {
         budget: &Arc<Budget>,
     ) -> Result<(String, Option<Pin>)> {
         self.check()?;
-        let names = self.names();
-        let only = names.first().filter(|_| names.len() == 1);
-        let name = template.or(self.default.as_deref());
-        let name = name.or(only.map(String::as_str));
-        if let Some(name) = name {
+        let only = || {
+            let mut names = self.names();
+            names.pop().filter(|_| names.is_empty())
+        };
+        let name = template.or(self.default.as_deref()).map(str::to_owned);
+        let name = name.or_else(only);
+        if let Some(name) = name.as_deref() {
             if self.templates.contains_key(name) {
                 return Ok((name.to_owned(), None));
             }
@@ -211,7 +214,7 @@ impl Roots {
         let wanted = name.map_or("template is missing".to_owned(), |name| {
             format!("there is no template {name:?}")
         });
-        let names = match names.join(", ") {
+        let names = match self.names().join(", ") {
             names if names.is_empty() => "SBX_TEMPLATES or PUT /v1/snapshots makes one".to_owned(),
             names => format!("it takes one of {names}"),
         };
@@ -219,31 +222,38 @@ impl Roots {
     }
 
     /// Imports the archives that the operator has named, each content once; and copies the machine, if that is the default
-    /// and was not done before.
+    /// and was not done before. What has no room is left as it was, and the next start, or for the machine whoever needs it,
+    /// tries again.
     ///
     /// # Errors
-    /// Those of [`Store::import_file`].
-    fn import_archives(&self, ledger: &Arc<Ledger>) -> Result<()> {
+    /// Those of [`Store::import_file`], but for `NoSpace`.
+    pub(super) fn import_archives(&self, ledger: &Arc<Ledger>) -> Result<()> {
         // So that a build without archives has nothing of them: the linker drops what is not called.
         if !cfg!(feature = "file-tools") {
             return Ok(());
         }
         for (name, path) in self.archives.iter().filter(|_| self.lack.is_none()) {
             let imported = self.store.import_file(name, path, ledger);
-            imported.map_err(|error| {
-                let path = path.display();
-                let text = format!(
-                    "cannot use SBX_TEMPLATES: cannot import {path}, which is {name}: {error}"
-                );
-                Error::new(Kind::System, text)
-            })?;
+            let Err(error) = imported else { continue };
+            let path = path.display();
+            let why = format!("cannot import {path}, which is {name}: {error}");
+            if error.kind() != Kind::NoSpace {
+                let text = format!("cannot use SBX_TEMPLATES: {why}");
+                return Err(Error::new(Kind::System, text));
+            }
+            logging::info(format_args!("{why}"));
         }
         let is_default = self
             .default
             .as_deref()
             .is_some_and(|name| self.is_copy(name));
         if is_default && self.lack.is_none() && self.store.find(MACHINE).is_none() {
-            self.store.import_machine(ledger)?;
+            match self.store.import_machine(ledger) {
+                Err(error) if error.kind() == Kind::NoSpace => {
+                    logging::info(format_args!("cannot copy the machine: {error}"));
+                }
+                made => drop(made?),
+            }
         }
         Ok(())
     }
@@ -273,10 +283,37 @@ impl Roots {
     /// The names of the templates.
     pub(super) fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = self.templates.keys().cloned().collect();
-        names.extend(self.store.list().into_iter().filter_map(|own| own.name));
+        names.extend(self.store.names());
         sort(&mut names);
         names.dedup();
         names
+    }
+
+    /// Those that the operator has given.
+    pub(super) fn given_names(&self) -> Vec<String> {
+        let archives = self.archives.iter().map(|(name, _)| name);
+        let mut names: Vec<String> = self.templates.keys().chain(archives).cloned().collect();
+        sort(&mut names);
+        names
+    }
+
+    /// Checks that the store is the one that a root of an earlier server was made of, if it is empty: perhaps what it is on
+    /// is not mounted.
+    ///
+    /// # Errors
+    /// `System`, with what to do.
+    pub(super) fn check_store(&self, id: &str, root: &RootSpec) -> Result<()> {
+        match &root.snapshot {
+            Some(snapshot) if self.store.is_empty() => {
+                let path = self.store.path.display();
+                let text = format!(
+                    "cannot use SBX_SNAPSHOTS_DIR {path}: it has no snapshots, and sandbox {id} is made of {snapshot}; mount what \
+                     it is on, or remove {id}.* in .sandboxes of SBX_HOMES_DIR if its snapshot is lost"
+                );
+                Err(Error::new(Kind::System, text))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The template of sandboxes that choose nothing.
@@ -343,6 +380,11 @@ impl Roots {
 /// `NotFound` or `Invalid`, with the name.
 pub fn check_templates(settings: &HostSettings) -> Result<()> {
     for (name, path) in &settings.roots.templates {
+        if store::is_id(name) {
+            let text =
+                format_args!("cannot use SBX_TEMPLATES: {name} has the form of a snapshot's id");
+            return Err(Error::invalid(text));
+        }
         let act = format!(
             "cannot use SBX_TEMPLATES: {}, which is {name}",
             path.display()

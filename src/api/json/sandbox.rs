@@ -187,7 +187,7 @@ pub(in crate::api) struct MachineDocument {
     always: IsolationDocument,
     postures: Vec<&'static str>,
     isolations: Vec<&'static str>,
-    /// What roots of sandboxes can be made of.
+    /// What the operator has named for roots of sandboxes: anybody may ask.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     templates: Vec<String>,
     /// Why sandboxes cannot have roots of their own.
@@ -206,7 +206,7 @@ impl MachineDocument {
             always: IsolationDocument::of(machine),
             postures: machine.network_policies(),
             isolations: machine.isolations(),
-            templates: machine.templates(),
+            templates: machine.given_templates(),
             no_private_root: machine.lack_of_roots(),
             default: machine.default_isolation(),
             limits: machine.limits(),

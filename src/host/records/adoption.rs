@@ -36,7 +36,7 @@ impl Adoption {
 /// Decides about all records and homes. Nothing is removed yet: processes may still use it.
 ///
 /// # Errors
-/// `System` if more than `most` would be aside, or something cannot be read or moved.
+/// `System` if more than `most` would be aside, the snapshots of all are missing, or something cannot be read or moved.
 pub(in crate::host) fn adopt(
     homes: &Homes,
     records: &Records,
@@ -56,6 +56,9 @@ pub(in crate::host) fn adopt(
     let mut aside = Vec::new();
     let mut kept: Vec<(Record, Arc<RecordFile>)> = Vec::with_capacity(read.len());
     for (record, file) in read {
+        if let Some(root) = &record.spec.root {
+            roots.check_store(&record.id, root)?;
+        }
         let uid = record.uid;
         let same = kept.iter().find(|(other, _)| other.uid == uid);
         let why = if let Some((other, _)) = same {

@@ -287,6 +287,20 @@ impl Store {
         all
     }
 
+    /// Their names, in no order.
+    pub(super) fn names(&self) -> Vec<String> {
+        let table = lock(&self.table);
+        let there = table.all.iter().filter(|held| !held.is_leaving);
+        there
+            .filter_map(|held| held.snapshot.name.clone())
+            .collect()
+    }
+
+    /// Whether there is none at all.
+    pub(super) fn is_empty(&self) -> bool {
+        lock(&self.table).all.is_empty()
+    }
+
     /// Whether a request is importing one, or needs one.
     pub(super) fn is_busy(&self) -> bool {
         let table = lock(&self.table);

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{Root, Template, root_with};
 use crate::fixture::{
     Builder, HostPlace, PATIENCE, Server, TempDir, assert_error, copy_program, has_namespaces,
-    is_root, names_in, wait_until,
+    is_alive, is_root, names_in, wait_until,
 };
 use crate::host::in_place_of;
 use crate::skip;
@@ -31,7 +31,7 @@ macro_rules! needs_archive {
     };
 }
 
-/// The snapshots that a sandbox can name, as the host says.
+/// What anybody is told of templates.
 fn templates(server: &Server) -> Value {
     server.get("/health").json()["isolation"]["templates"].clone()
 }
@@ -48,7 +48,7 @@ fn sandboxes_are_made_of_a_snapshot_and_do_not_change_it() {
     let nothing = server.post("/v1/sandboxes", &json!({ "root": "private" }));
     assert_error(&nothing, 400, "bad_request");
     let id = id_of(&made(&server, "box", &archive));
-    assert_eq!(templates(&server), json!(["box"]));
+    assert_eq!(templates(&server), Value::Null, "clients' names are theirs");
     let before = crate::snapshots::contents(&store(&server).join(&id));
     // By its name, by its id, and because it is the only one.
     for asked in [
@@ -134,7 +134,6 @@ fn a_snapshot_stays_as_long_as_a_sandbox_is_made_of_it() {
     second.delete();
     assert_eq!(delete("box").json()["deleted"], true);
     assert_eq!(names_in(store(&server)), Vec::<String>::new());
-    assert_eq!(templates(&server), Value::Null);
 }
 
 #[test]
@@ -227,12 +226,35 @@ fn sandboxes_of_snapshots_survive_the_server() {
         assert_eq!(server.delete(&format!("/v1/sandboxes/{one}")).status, 200);
     }
     assert_eq!(server.delete(&format!("{SNAPSHOTS}/{id}")).status, 200);
-    // One whose snapshot is gone is put aside.
+    // If there is nothing at all in the store, perhaps it is not mounted.
     let last = of_snapshot(&server, "box").id.clone();
+    let other = crate::snapshots::archive(&[file("other", b"")]);
+    made(&server, "other", &other);
     let place = server.place.take().unwrap();
     server.signal(libc::SIGKILL);
     server.wait_for_exit(PATIENCE);
-    fs::remove_dir_all(crate::snapshots::store_of(&place)).unwrap();
+    let (store, away) = (
+        crate::snapshots::store_of(&place),
+        place.homes().join("away"),
+    );
+    fs::rename(&store, &away).unwrap();
+    let output = in_place_of(&place).command().output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("SBX_SNAPSHOTS_DIR") && text.contains(&last));
+    fs::remove_dir(&store).unwrap();
+    fs::rename(&away, &store).unwrap();
+    server = in_place_of(&place).start();
+    assert_eq!(
+        server.get(&format!("/v1/sandboxes/{last}")).json()["id"],
+        *last
+    );
+    // One whose snapshot alone is gone is put aside.
+    let gone = id_of(&server.get(&format!("{SNAPSHOTS}/box")).json());
+    server.signal(libc::SIGKILL);
+    server.wait_for_exit(PATIENCE);
+    fs::remove_dir_all(store.join(&gone)).unwrap();
+    fs::remove_file(store.join(format!("{gone}.record"))).unwrap();
     server = in_place_of(&place).start();
     server.place = Some(place);
     assert_error(
@@ -295,8 +317,23 @@ fn archives_of_the_machine_are_imported_once_per_content() {
     assert_eq!((ids(&server), tree(&server)), (first.clone(), inode));
     let server = restarted(server, &variable);
     assert_eq!(ids(&server), first);
-    // Other content takes the name; the old one keeps its id.
+    assert_eq!(templates(&server), json!(["box"]));
+    // Without room for other content the former stays.
     fs::write(&path, archive(&[file("changed", b"")])).unwrap();
+    let mut server = server;
+    let place = server.place.take().unwrap();
+    server.signal(libc::SIGTERM);
+    server.wait_for_exit(PATIENCE);
+    let mut server = in_place_of(&place)
+        .env("SBX_TEMPLATES", &variable)
+        .env("SBX_SNAPSHOTS_MAX", 1)
+        .start();
+    server.place = Some(place);
+    let log = server.log();
+    assert!(log.contains("SBX_SNAPSHOTS_MAX is 1"), "{log}");
+    assert_eq!(ids(&server), first);
+    of_snapshot(&server, "box").delete();
+    // Other content takes the name; the old one keeps its id.
     let server = restarted(server, &variable);
     let both = ids(&server);
     assert_eq!((both.len(), &both[0]), (2, &first[0]));
@@ -311,6 +348,54 @@ fn archives_of_the_machine_are_imported_once_per_content() {
     let server = restarted(server, &variable);
     assert_eq!(ids(&server).len(), 2);
     assert_ne!(ids(&server)[1], both[1]);
+}
+
+#[test]
+fn a_start_without_room_for_a_template_goes_on() {
+    let disk = TempDir::new();
+    let Some(_disk) = crate::files::Mount::tmpfs(disk.path(), "size=1m,mode=755") else {
+        skip!("mounting a small tmpfs needs root");
+    };
+    let directory = TempDir::new();
+    let path = directory.path().join("large.tar");
+    let content = crate::fixture::random_bytes(2 << 20, 1);
+    fs::write(&path, archive(&[file("large", &content)])).unwrap();
+    let place = disk.path().join("snapshots");
+    needs_store!(
+        server,
+        "SBX_TEMPLATES" = format!("large={}", path.display()),
+        "SBX_SNAPSHOTS_DIR" = place.display()
+    );
+    assert_eq!(names_in(&place), Vec::<String>::new());
+    let log = server.log();
+    assert!(
+        log.contains("cannot import") && log.contains("large"),
+        "{log}"
+    );
+    let asked = json!({ "root": "private", "template": "large" });
+    assert_error(&server.post("/v1/sandboxes", &asked), 400, "bad_request");
+    assert_eq!(server.sandbox().sh("echo well"), "well\n");
+}
+
+#[test]
+fn a_start_that_fails_at_a_template_has_ended_what_a_killed_server_left() {
+    if !cfg!(feature = "file-tools") {
+        return;
+    }
+    needs_store!(server);
+    let pid = server.sandbox().spawn(&json!({ "cmd": "exec sleep 1000" }));
+    let pid = i32::try_from(pid["pid"].as_i64().unwrap()).unwrap();
+    let place = server.place.take().unwrap();
+    server.signal(libc::SIGKILL);
+    server.wait_for_exit(PATIENCE);
+    let directory = TempDir::new();
+    let broken = directory.path().join("broken.tar");
+    fs::write(&broken, "no archive").unwrap();
+    let variable = format!("box={}", broken.display());
+    let builder = in_place_of(&place).env("SBX_TEMPLATES", variable);
+    let output = builder.command().output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    wait_until("it is gone", PATIENCE, || !is_alive(pid));
 }
 
 #[test]
@@ -336,6 +421,24 @@ fn a_start_with_a_template_that_is_not_there_or_no_archive_fails() {
         assert_eq!(start(&directory.path().join(missing)).0, Some(2));
     }
     assert_eq!(start(Path::new("/dev/null")).0, Some(2));
+    let place = HostPlace::new();
+    let id = format!("s-{:024x}={}", 1, directory.path().display());
+    let builder = in_place_of(&place).env("SBX_TEMPLATES", id);
+    let output = builder.command().output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    // Whatever way leads to the store, a template does not hold it.
+    let [real, link] = ["real", "link"].map(|name| directory.path().join(name));
+    fs::create_dir(&real).unwrap();
+    symlink(&real, &link).unwrap();
+    let output = in_place_of(&place)
+        .env("SBX_TEMPLATES", format!("box={}", real.display()))
+        .env("SBX_SNAPSHOTS_DIR", link.join("store").display())
+        .command()
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("holds the homes or the snapshots"), "{text}");
     let broken = directory.path().join("broken.tar");
     fs::write(&broken, "no archive").unwrap();
     let (code, text) = start(&broken);
@@ -388,11 +491,18 @@ impl Small {
             ("usr/bin/few", 0o4750, 0),
             ("usr/bin/unread", 0o4711, 0),
             ("usr/bin/foreign", 0o755, 100_000),
+            ("usr/bin/grouped", 0o2755, 0),
         ];
         for (name, mode, owner) in files {
             copy_program(super::BUSYBOX, small.path(name));
             small.give(name, mode, owner);
         }
+        chown(small.path("usr/bin/grouped"), None, Some(100_000)).unwrap();
+        fs::set_permissions(
+            small.path("usr/bin/grouped"),
+            fs::Permissions::from_mode(0o2755),
+        )
+        .unwrap();
         let texts = [
             ("usr/lib/listed/text", 0o644),
             ("usr/lib/closed/text", 0o644),
@@ -474,6 +584,7 @@ fn the_machine_is_a_template_of_what_everybody_may_read() {
         // Whose rights are not root's loses them, and whoever has no number is root.
         ("usr/bin/mine", Some((0o755, 1234))),
         ("usr/bin/foreign", Some((0o755, 0))),
+        ("usr/bin/grouped", Some((0o755, 0))),
         ("opt/text", Some((0o644, 0))),
         ("etc/passwd", Some((0o644, 0))),
         ("usr/bin/few", None),

@@ -181,7 +181,8 @@ export function sandboxesView(workspace, signal) {
   async function make() {
     const { isolation } = await get("/health", signal);
     const choices = (name, values) => h("select", { name }, h("option", { value: "" }, "the server's default"), values.map((value) => h("option", {}, value)));
-    const templates = isolation.no_private_root ? [] : isolation.templates ?? [];
+    const kept = isolation.no_private_root ? [] : (await get("/v1/snapshots?limit=1000", signal).catch(() => ({ snapshots: [] }))).snapshots.map((one) => one.name);
+    const templates = isolation.no_private_root ? [] : [...new Set([...isolation.templates ?? [], ...kept.filter(Boolean)])].sort();
     const answer = await ask({ title: "New sandbox", confirm: "Create", fields: [
       field("Network", choices("network", (isolation.postures ?? []).filter((posture) => posture !== "allowlist"))),
       field("Isolation", choices("isolation", isolation.isolations ?? [])),
