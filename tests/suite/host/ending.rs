@@ -219,9 +219,7 @@ fn starts_again(place: &HostPlace) {
     }
     let next = in_place_of(place).start();
     let mut names: Vec<_> = foreign.iter().map(|(name, _)| (*name).to_owned()).collect();
-    if cfg!(feature = "file-tools") {
-        names.push(".snapshots".to_owned());
-    }
+    names.push(".snapshots".to_owned());
     names.sort();
     assert_eq!(
         super::names_in(place.homes()),
