@@ -57,7 +57,7 @@ fn withstand<'a>(server: &'a Server, wish: &serde_json::Value, worst: impl FnOnc
     let mut before = (0, 0);
     wait_until("the server is at rest", PATIENCE, || {
         before = usage();
-        before.1 <= 5
+        before.1 <= 6
     });
     let sandbox = server.sandbox_with(wish);
     worst(&sandbox);
