@@ -110,7 +110,7 @@ def driven(document, of_host):
             # The interpreters of that machine are none.
             left_out += ("/contexts", "/execute")
         is_left_out = any(f"{part}/" in f"{path}/" for part in left_out)
-        if is_left_out or path.startswith("/v1/sandboxes") and not of_host:
+        if is_left_out or path.startswith(("/v1/sandboxes", "/v1/snapshots")) and not of_host:
             continue
         paths[path] = closed(document, item)
     del components["pathItems"]
@@ -329,6 +329,8 @@ def before_call(_context, case, _kwargs):
                 edit.update({"lines": "1"} if edit.get("lines") else {"old": "a"})
         if case.path.endswith("/files/patch"):
             case.body = PATCH
+        if case.method == "PUT" and case.path == "/v1/snapshots":
+            case.body = ARCHIVE
     if case.path.endswith("/tickets") and case.meta.generation.mode.is_positive:
         # What a port may be depends on the mode, which is said only in words.
         case.body["port"] = 8000
