@@ -17,6 +17,7 @@ mod calls;
 #[cfg(feature = "interpreter")]
 mod code;
 mod connect;
+mod documents;
 mod entries;
 mod errors;
 mod files;

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::access::names_machine;
 use super::calls::{Answer, Call};
+use super::documents::{Size, VERSION, page, page_of, uptime_ms};
 use super::errors::{Code, E2bError};
 use super::paths::USUAL_HOME;
 use super::processes::variables_in;
@@ -28,21 +29,14 @@ use crate::machine::MACHINE_ID;
 use crate::spec::command::{check_environment, environment_bytes};
 use crate::spec::network::{Filter, NetworkPolicy, Rule, Rules};
 use crate::spec::sandbox::{Fate, LifeRules, SandboxSpec, Settings};
-use crate::sys::proc::{self, MachineUse};
+use crate::sys::proc;
 use crate::workspace::Workspace;
-
-/// The version of E2B's agent whose features are here.
-pub(super) const VERSION: &str = "0.6.13";
 
 /// How long a sandbox lives unless its client says how long.
 const LIFETIME: Duration = Duration::from_secs(300);
 
 /// The end of a sandbox that has none, in milliseconds since 1970: the last second of the year 9999.
 const NEVER_MS: u64 = 253_402_300_799_000;
-
-/// Sandboxes of a page unless the client sets a limit, and the most.
-const PAGE: u64 = 100;
-const MAX_PAGE: u64 = 1000;
 
 /// Most bytes of the environment of a sandbox, and of its metadata.
 const MAX_ENVIRONMENT_BYTES: usize = 64 * 1024;
@@ -316,26 +310,6 @@ pub(super) fn list(call: &mut Call<'_, '_>, _: &str) -> Answer {
     Ok(page_of(&documents, last.map(|last| last.number())))
 }
 
-/// How many items a client wants at most, and the token of the page; `None` for the first.
-pub(super) fn page(query: &Query) -> Result<(usize, Option<u64>), E2bError> {
-    let limit = query.number("limit")?.unwrap_or(PAGE);
-    if !(1..=MAX_PAGE).contains(&limit) {
-        let text = format!("limit={limit}: not accepted; it takes 1 to {MAX_PAGE}");
-        return Err(E2bError::invalid(text));
-    }
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    Ok((limit, query.number("nextToken")?))
-}
-
-/// A page, with the token of the next one if there is one.
-pub(super) fn page_of(documents: &[Value], next: Option<u64>) -> Response {
-    let response = Response::json(&documents);
-    match next {
-        Some(next) => response.with_header("x-next-token", next.to_string()),
-        None => response,
-    }
-}
-
 /// `GET /snapshots`: there are none.
 pub(super) fn list_snapshots(_: &mut Call<'_, '_>, _: &str) -> Answer {
     Ok(Response::json(&json!([])))
@@ -432,35 +406,6 @@ fn uptime() -> Option<Duration> {
     let text = std::fs::read_to_string("/proc/uptime").ok()?;
     let (seconds, _) = text.split_once('.')?;
     seconds.parse().ok().map(Duration::from_secs)
-}
-
-/// What there is of processors and of memory, in bytes.
-#[derive(Clone, Copy)]
-pub(super) struct Size {
-    pub(super) processors: usize,
-    pub(super) memory: u64,
-}
-
-impl Size {
-    pub(super) fn of_machine(whole: &MachineUse) -> Self {
-        Self {
-            processors: proc::processors(),
-            memory: whole.memory_bytes.unwrap_or(0),
-        }
-    }
-
-    /// What a sandbox may have of it.
-    fn limited_by(self, sandbox: Option<&Sandbox>) -> Self {
-        let asked = sandbox.map(|sandbox| sandbox.limits.asked());
-        let time = asked.as_ref().and_then(|asked| asked.cpu);
-        let processors =
-            time.and_then(|time| usize::try_from(time.as_millis().div_ceil(1000)).ok());
-        let memory = asked.as_ref().and_then(|asked| asked.memory);
-        Self {
-            processors: processors.unwrap_or(self.processors),
-            memory: memory.unwrap_or(self.memory),
-        }
-    }
 }
 
 /// A sandbox of the host by its id, or the machine itself.
@@ -567,10 +512,6 @@ fn machine_document(call: &Call<'_, '_>) -> Value {
     let disk = call.context.machine.disk();
     document["diskSizeMB"] = disk.map_or(0, |disk| disk.bytes >> 20).into();
     document
-}
-
-pub(super) fn uptime_ms(call: &Call<'_, '_>) -> u64 {
-    u64::try_from(call.context.machine.uptime().as_millis()).unwrap_or(0)
 }
 
 fn listed(

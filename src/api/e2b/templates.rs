@@ -2,8 +2,8 @@
 
 use super::access::USUAL_USER;
 use super::calls::{Answer, Call};
+use super::documents::{Size, VERSION, page, page_of, uptime_ms};
 use super::errors::E2bError;
-use super::sandboxes::{Size, VERSION, page, page_of, uptime_ms};
 use crate::clock::now_ms;
 use crate::codec::object::object;
 use crate::codec::query::percent_decoded;

@@ -17,7 +17,7 @@ use nix::sys::stat::Mode;
 use super::input::{Input, Reader};
 use super::members::Members;
 use super::parts::parts;
-use super::unpack::{ENTRY_BYTES, Kept, Take, Unpacked};
+use super::unpack::{ENTRY_BYTES, Kept, Take, Unpacked, WHITEOUT};
 use crate::codec::gzip::{self, DECODER_BYTES, Decoder};
 use crate::error::{Error, Kind, Result};
 use crate::files::entry::DIRECTORY;
@@ -26,9 +26,6 @@ use crate::files::home::remove_home;
 use crate::files::name::{Tree, show};
 use crate::files::root::Files;
 use crate::limits::ledger::{Item, Ledger};
-
-/// How the names of members begin that hide others.
-pub(super) const WHITEOUT: &[u8] = b".wh.";
 
 /// What hides all that layers below have in a directory. Other names that begin like this are notes of AUFS.
 const OPAQUE: &[u8] = b".wh..wh..opq";

@@ -26,7 +26,6 @@ use super::attributes::Attributes;
 use super::header::Time;
 use super::input::{Input, Reader};
 use super::known::Known;
-use super::layer::WHITEOUT;
 use super::members::{Member, MemberKind, Members};
 use super::parts::parts;
 use super::staging::{StagedFile, StagingTree};
@@ -115,6 +114,9 @@ pub struct Unpacked {
     /// How many there are.
     pub skipped_total: u64,
 }
+
+/// How the names of members begin that hide others.
+pub(super) const WHITEOUT: &[u8] = b".wh.";
 
 /// What a file, directory or link of a root counts for besides its content and its attributes.
 pub(super) const ENTRY_BYTES: u64 = 4096;
