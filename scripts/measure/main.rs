@@ -33,6 +33,7 @@ mod plot;
 mod processes;
 mod program;
 mod proxy;
+mod recipe;
 mod report;
 mod roots;
 mod sandboxes;
