@@ -267,8 +267,10 @@ pub(super) struct NamespacesSpec<'a> {
     pub(super) network: bool,
     /// Most bytes of each of its directories in memory, if that is less than usual.
     pub(super) max_memory: Option<u64>,
-    /// The root that the commands have of their own, and how many processes it may have.
-    pub(super) root: Option<(&'a PrivateRoot, u64)>,
+    /// Most processes of its own ids together, where it has a root of its own.
+    pub(super) max_processes: u64,
+    /// The root that the commands have of their own.
+    pub(super) root: Option<&'a PrivateRoot>,
 }
 
 /// Makes namespaces, where the machine lets it.
@@ -365,6 +367,7 @@ fn attempt() -> std::result::Result<NeedsUsers, MakeError> {
             devices: &Devices::default(),
             network: true,
             max_memory: None,
+            max_processes: 16,
             root: None,
         };
         let made = means.start(layout(&spec, false), &spec, users)?;
@@ -429,14 +432,14 @@ impl Means {
             network: spec.network,
         };
         let (root, inside, mounts, points) = match spec.root {
-            Some((root, most)) => {
+            Some(root) => {
                 let mounts = spec.devices.detached();
                 let mounts = mounts.map_err(|errno| failure("show their devices", errno))?;
                 let mount = root.mount();
                 let mount = mount.map_err(|errno| failure("show their root", errno))?;
                 let points = root.mount_points(mount.as_fd(), &layout.points);
                 let points = points.map_err(|errno| failure("make mount points in it", errno))?;
-                let users = root.users(most);
+                let users = root.users(spec.max_processes);
                 let users = users.map_err(|errno| failure("make a user namespace", errno))?;
                 (Some(mount), Some(users), mounts, points)
             }
@@ -853,7 +856,7 @@ impl Layout {
 /// Puts together what the commands of a sandbox see.
 fn layout_of(spec: &NamespacesSpec<'_>) -> Layout {
     match spec.root {
-        Some((root, _)) => layout_over(spec, root),
+        Some(root) => layout_over(spec, root),
         None => layout(spec, true),
     }
 }

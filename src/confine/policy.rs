@@ -159,7 +159,8 @@ impl Policy {
             devices: &Devices::default(),
             network: true,
             max_memory: None,
-            root: Some((root, 16)),
+            max_processes: 16,
+            root: Some(root),
         })?;
         made.end();
         self.root_networks.check(&NetworkPolicy::Blocked, true)
@@ -224,8 +225,6 @@ impl Policy {
     /// # Errors
     /// `System` if the ruleset cannot be made; `Unavailable`, `NoResources` or `System` if its namespaces cannot.
     pub fn confine(&self, sandbox: SandboxSettings<'_>) -> Result<Confinement> {
-        // One that starts others is beside them.
-        let most = sandbox.max_processes.saturating_add(STARTERS);
         let namespaces = match sandbox.isolation {
             _ if sandbox.is_at_rest => None,
             Isolation::Landlock => None,
@@ -236,7 +235,8 @@ impl Policy {
                 devices: &sandbox.grants.devices,
                 network: sandbox.isolation.owns_network(&sandbox.network),
                 max_memory: most_in_memory(&sandbox),
-                root: sandbox.root.as_deref().map(|root| (root, most)),
+                max_processes: sandbox.max_processes,
+                root: sandbox.root.as_deref(),
             })?),
         };
         let inner_listener = match (&namespaces, &sandbox.network) {
@@ -347,9 +347,6 @@ fn searchable(path: &OsStr) -> OsString {
         _ => DEFAULT_PATH.into(),
     }
 }
-
-/// Processes that the server starts inside to start a command, or to signal all.
-const STARTERS: u64 = 2;
 
 /// Open files that every process of a sandbox may have: the usual soft limit, which programs expect.
 const ENOUGH_FILES: u64 = 1024;

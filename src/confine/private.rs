@@ -47,6 +47,9 @@ const CLOCK_STEP: Duration = Duration::from_millis(50);
 /// Longer lists of accounts are read so far.
 const MAX_ACCOUNT_BYTES: u64 = 256 << 10;
 
+/// Processes that the server starts inside to start a command, or to signal all.
+const STARTERS: u64 = 2;
+
 /// Most processor time for finding where the mounts of a start belong: more takes links that are laid for it.
 const MOUNT_POINTS_TIME: Duration = Duration::from_secs(1);
 
@@ -59,8 +62,9 @@ pub struct PrivateRoot {
     user: String,
     /// Where commands start that choose nothing, if that is a directory.
     directory: Option<String>,
-    /// The namespace of the last run, and how many processes it allows. Guards the value alone.
-    users: Mutex<Option<(u64, Arc<UserNamespace>)>>,
+    /// The namespace of the last run, or the one that its tree was made with, and how many processes it allows. Guards the
+    /// value alone.
+    users: Mutex<(u64, Arc<UserNamespace>)>,
     /// Guards what is known of its accounts, and the reading of their lists: one thread has them in memory at a time.
     accounts: Mutex<KnownNames>,
 }
@@ -79,7 +83,8 @@ struct KnownNames {
 type ListState = Option<[i64; 6]>;
 
 impl PrivateRoot {
-    /// Puts an overlay over a template. `own` is a directory of root alone, with `up` and `work` in it.
+    /// Puts an overlay over a template. `own` is a directory of root alone, with `up` and `work` in it. `max_processes` is
+    /// what its first run is expected to have: that run then needs no user namespace of its own.
     ///
     /// # Errors
     /// `System` if the kernel refuses it.
@@ -88,10 +93,10 @@ impl PrivateRoot {
         own: BorrowedFd<'_>,
         first: libc::uid_t,
         spec: &RootSpec,
+        max_processes: u64,
     ) -> Result<Arc<Self>> {
         let act = "cannot make the root of a sandbox";
-        // Its number of processes is of no use here: nothing runs in it.
-        let users = UserNamespace::new(first, 1)
+        let users = new_users(first, max_processes)
             .map_err(|errno| Error::system(format_args!("{act}: user namespace"), errno))?;
         let root = User {
             uid: first,
@@ -106,7 +111,7 @@ impl PrivateRoot {
             tree: Arc::new(tree),
             user: spec.user.as_deref().unwrap_or(USUAL_ACCOUNT).to_owned(),
             directory: spec.directory.clone(),
-            users: Mutex::default(),
+            users: Mutex::new((max_processes, Arc::new(users))),
             accounts: Mutex::default(),
         }))
     }
@@ -144,13 +149,12 @@ impl PrivateRoot {
         &self,
         max_processes: u64,
     ) -> std::result::Result<Arc<UserNamespace>, Errno> {
-        if let Some((allowed, users)) = &*lock(&self.users)
-            && *allowed == max_processes
-        {
-            return Ok(Arc::clone(users));
+        let known = lock(&self.users).clone();
+        if known.0 == max_processes {
+            return Ok(known.1);
         }
-        let users = Arc::new(UserNamespace::new(self.first, max_processes)?);
-        *lock(&self.users) = Some((max_processes, Arc::clone(&users)));
+        let users = Arc::new(new_users(self.first, max_processes)?);
+        *lock(&self.users) = (max_processes, Arc::clone(&users));
         Ok(users)
     }
 
@@ -462,6 +466,12 @@ fn state_of(file: &FileStat) -> [i64; 6] {
     let (changed, written) = (file.st_ctime, file.st_mtime);
     let parts = [file.st_ctime_nsec, file.st_mtime_nsec];
     [number, file.st_size, changed, written, parts[0], parts[1]]
+}
+
+/// A user namespace in which commands have so many processes.
+fn new_users(first: libc::uid_t, max_processes: u64) -> std::result::Result<UserNamespace, Errno> {
+    // One that starts others is beside them.
+    UserNamespace::new(first, max_processes.saturating_add(STARTERS))
 }
 
 /// Opens a name that is no link.

@@ -308,7 +308,9 @@ impl Host {
                 &spec.root_choice,
                 RootChoice::Private { makes_user: true, user, .. } if *user == root.user
             );
-            let root = self.roots.make(root, *user, &home)?;
+            let root = self
+                .roots
+                .make(root, *user, &home, lasting.max_processes())?;
             root.furnish(makes_user)?;
             fault::point("root");
             let _ = lasting.root.set(root);

@@ -360,7 +360,10 @@ impl Host {
         });
         if let Some(root) = &lasting.spec.root {
             await_end_of_ids(uid);
-            let _ = lasting.root.set(self.roots.make(root, user, &home)?);
+            let root = self
+                .roots
+                .make(root, user, &home, lasting.max_processes())?;
+            let _ = lasting.root.set(root);
         }
         let grants = paths_at_rest(&lasting);
         self.assemble(lasting, phase, home, None, &grants)

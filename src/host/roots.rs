@@ -165,9 +165,9 @@ impl Roots {
             let trial = self.store.open_trial()?;
             let name = self.templates.keys().min();
             if let Some(template) = name.and_then(|name| self.templates.get(name)) {
-                PrivateRoot::new(template.as_fd(), home.as_fd(), first, &spec)?;
+                PrivateRoot::new(template.as_fd(), home.as_fd(), first, &spec, 1)?;
             }
-            let made = PrivateRoot::new(trial.as_fd(), home.as_fd(), first, &spec)?;
+            let made = PrivateRoot::new(trial.as_fd(), home.as_fd(), first, &spec, 1)?;
             policy.try_root(&made)
         })();
         // All that is mounted there is gone by now.
@@ -351,7 +351,7 @@ impl Roots {
         (!self.has_block(user)).then(|| format!("SBX_ID_BLOCKS has no ids for its uid {uid}"))
     }
 
-    /// Puts a root together.
+    /// Puts a root together, for a run with so many processes at most.
     ///
     /// # Errors
     /// `NoIds`; `NotFound` if there is no such template any more; `System`.
@@ -360,17 +360,18 @@ impl Roots {
         root: &RootSpec,
         user: User,
         home: &OwnedFd,
+        max_processes: u64,
     ) -> Result<Arc<PrivateRoot>> {
         let first = self.block_of(user).ok_or_else(no_ids)?;
         if let Some(id) = &root.snapshot {
             let tree = self.store.open_tree(id)?;
-            return PrivateRoot::new(tree.as_fd(), home.as_fd(), first, root);
+            return PrivateRoot::new(tree.as_fd(), home.as_fd(), first, root, max_processes);
         }
         let template = self.templates.get(&root.template).ok_or_else(|| {
             let text = format!("there is no template {} any more", root.template);
             Error::new(Kind::System, text)
         })?;
-        PrivateRoot::new(template.as_fd(), home.as_fd(), first, root)
+        PrivateRoot::new(template.as_fd(), home.as_fd(), first, root, max_processes)
     }
 }
 
