@@ -127,6 +127,7 @@ const SANDBOXES: &[Route] = &[
     row(ANY, "/snapshots/{rest}", "e2b_other", Unavailable(NO_SNAPSHOTS)),
     row(GET, "/templates", "e2b_templates", Api(templates::list)),
     row(GET, "/templates/aliases/{rest}", "e2b_templates", Api(templates::find)),
+    row(GET, "/templates/{sandbox}/tags", "e2b_templates", Api(templates::tags)),
     row(ANY, "/templates/{sandbox}/tags/{rest}", "e2b_other", Unavailable(NO_TAGS)),
     row(ANY, "/templates/{rest}", "e2b_other", Unavailable(NO_TEMPLATES)),
     row(GET, "/v2/templates", "e2b_templates", Api(templates::list)),

@@ -565,7 +565,7 @@ fn sandbox_spec(
     let root_choice = templates.root(&template).ok_or_else(|| {
         let names: Vec<_> = templates.names().collect();
         let text = format_args!(
-            "there is no template {template:?}: it takes {}; SBX_E2B_TEMPLATES adds names",
+            "the template {template:?} does not exist: it takes {}; SBX_E2B_TEMPLATES adds names",
             names.join(" or ")
         );
         E2bError::not_found(text)

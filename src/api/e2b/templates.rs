@@ -79,6 +79,38 @@ pub(super) fn build_id(id: &str) -> String {
     format!("{}-{}00000000", parts.join("-"), part(20, 24))
 }
 
+/// The snapshot that a build has made; `None` if it is no id of one.
+fn snapshot_id(build: &str) -> Option<String> {
+    let digits = build.replace('-', "");
+    let id = format!("s-{}", digits.get(..24)?);
+    (is_snapshot_id(&id) && build_id(&id) == build).then_some(id)
+}
+
+/// `GET /templates/{template}/tags`: what there is of a name, as `NAME:TAG`.
+pub(super) fn tags(call: &mut Call<'_, '_>, key: &str) -> Answer {
+    let key = decoded(key)?;
+    let templates = templates(call);
+    let name = templates.kept(&key).and_then(|own| own.name);
+    let name = plain_name(name.as_deref().unwrap_or(&key));
+    let tagged = templates.roots.iter().filter_map(|root| {
+        let tag = match root.strip_prefix(&*name)? {
+            "" => "default",
+            rest => rest.strip_prefix('-').filter(|tag| !tag.is_empty())?,
+        };
+        let snapshot = templates.kept(root)?;
+        Some(object! {
+            "tag": tag,
+            "buildID": build_id(&snapshot.id),
+            "createdAt": rfc3339(snapshot.created_at_ms.cast_signed()).as_str(),
+        })
+    });
+    let tagged: Vec<_> = tagged.collect();
+    if tagged.is_empty() {
+        return Err(unknown(&key));
+    }
+    Ok(page_of(&tagged, None))
+}
+
 /// `GET /templates/aliases/{name}`: whether a name is that of a template.
 pub(super) fn find(call: &mut Call<'_, '_>, _: &str) -> Answer {
     let path = &call.request.head.path;
@@ -181,7 +213,14 @@ impl Templates<'_> {
 
     /// The root that a name means, which may be that of a build; `None` if there is no such template.
     pub(super) fn root(&self, asked: &str) -> Option<RootChoice> {
-        let untagged = asked.split(':').next().filter(|name| !name.is_empty())?;
+        let (untagged, tag) = asked.split_once(':').unwrap_or((asked, ""));
+        if untagged.is_empty() {
+            return None;
+        }
+        // Each build is a tag of its template, from its end on.
+        if let Some(built) = snapshot_id(tag) {
+            return self.root_of(&[&built]);
+        }
         let names = [asked, &plain_name(asked), untagged];
         self.root_of(&names).or_else(|| self.root_of(&["*"]))
     }
@@ -259,7 +298,21 @@ mod tests {
             assert_eq!(plain_name(asked), expected);
         }
         let id = "s-0123456789abcdef01234567";
-        assert_eq!(build_id(id), "01234567-89ab-cdef-0123-456700000000");
+        let build = "01234567-89ab-cdef-0123-456700000000";
+        assert_eq!(build_id(id), build);
+        assert_eq!(snapshot_id(build).as_deref(), Some(id));
+        for other in [
+            "",
+            "v1",
+            "01234567-89ab-cdef-0123-456700000001",
+            "0123456789ab-cdef-0123-456700000000-",
+            "01234567-89ab-cdef-0123-45670000000",
+            "0123456x-89ab-cdef-0123-456700000000",
+            "01234567-89AB-cdef-0123-456700000000",
+            "ééééééééééééééééé",
+        ] {
+            assert_eq!(snapshot_id(other), None, "{other}");
+        }
     }
 
     #[test]

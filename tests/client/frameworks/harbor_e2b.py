@@ -126,10 +126,16 @@ async def _():
         await env.stop(delete=True)
 
 
-@refused("a template that Harbor builds from the Dockerfile", "templates are not built here")
+@part("a template that Harbor builds from the Dockerfile, and finds again")
 async def _():
-    env = environment("build")
-    await env.start(force_build=False)
+    for name, is_forced in (("build", True), ("again", False)):
+        env = environment(name)
+        await env.start(force_build=is_forced)
+        try:
+            result = await env.exec("ls /built && echo $BUILT && id -un")
+            assert result.stdout == "/built\nyes\nroot\n", result
+        finally:
+            await env.stop(delete=True)
 
 
 main("harbor", "e2b")

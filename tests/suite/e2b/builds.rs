@@ -372,18 +372,76 @@ fn what_a_build_cannot_have_is_refused() {
         "twice"
     );
     assert_eq!(build.put(&link, b"x").status, 400, "it is over");
-    for target in ["/templates/tags", "/templates/mine/tags"] {
-        assert_eq!(
-            api(&server, "GET", target, &Value::Null).status,
-            501,
-            "{target}"
-        );
-    }
+    let kept = api(&server, "GET", "/templates/tags", &Value::Null);
+    assert_eq!(kept.status, 501);
+    assert_eq!(
+        api(&server, "DELETE", "/templates/mine/tags/x", &Value::Null).status,
+        501
+    );
     // While a sandbox is made of it, it stays.
     let door = Door::with(&server, &json!({ "templateID": "mine" }));
     let kept = api(&server, "DELETE", "/templates/mine", &Value::Null);
     assert_eq!(kept.status, 400, "{}", kept.text());
     drop(door);
+}
+
+/// Frameworks that build keep to the build, whatever becomes of the name.
+#[test]
+fn a_build_is_a_tag_of_its_template() {
+    let template = needs_builds!();
+    let server = host(&template).env("SBX_E2B_TEMPLATES", "*").start();
+    let tags = |name: &str| {
+        let reply = api(
+            &server,
+            "GET",
+            &format!("/templates/{name}/tags"),
+            &Value::Null,
+        );
+        (reply.status, reply.json())
+    };
+    assert_eq!(tags("mine").0, 404);
+    let make = |name: &str, content: &str| {
+        let build = begin(&server, name);
+        let early = json!({ "templateID": format!("mine:{}", build.build) });
+        let reply = api(&server, "POST", "/sandboxes", &early);
+        assert_eq!(reply.status, 404, "{}", reply.text());
+        assert!(reply.text().contains("does not exist"), "{}", reply.text());
+        let step = json!([{ "type": "RUN", "args": [format!("echo {content} > ~/content")] }]);
+        assert_eq!(build.run(&step)["status"], "ready");
+        (build.template, build.build)
+    };
+    let [(_, first), (template_id, second), (_, tagged)] =
+        [("mine", "1"), ("mine", "2"), ("mine:v1", "3")].map(|(name, content)| make(name, content));
+    for (name, expected) in [(&first, "1"), (&second, "2"), (&tagged, "3")] {
+        let asked = json!({ "templateID": format!("mine:{name}") });
+        let door = Door::with(&server, &asked);
+        assert_eq!(
+            door.sh("cat ~/content").stdout,
+            format!("{expected}\n").as_bytes()
+        );
+    }
+    for name in ["mine", "Mine:default", &template_id] {
+        let (status, listed) = tags(name);
+        assert_eq!(status, 200);
+        let mut listed = listed.as_array().unwrap().clone();
+        assert!(listed.iter().all(|tag| tag["createdAt"].is_string()));
+        listed.sort_by_key(|tag| tag["tag"].to_string());
+        let shown: Vec<_> = listed
+            .iter()
+            .map(|tag| (&tag["tag"], &tag["buildID"]))
+            .collect();
+        let expected = [
+            (json!("default"), json!(second)),
+            (json!("v1"), json!(tagged)),
+        ];
+        assert_eq!(
+            shown,
+            expected
+                .iter()
+                .map(|(tag, id)| (tag, id))
+                .collect::<Vec<_>>()
+        );
+    }
 }
 
 #[test]

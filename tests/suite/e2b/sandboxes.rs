@@ -411,7 +411,7 @@ fn what_cannot_be_had_is_said_in_a_sentence() {
             ("POST", "/templates".to_owned(), 501),
             ("PATCH", "/v2/templates/base".to_owned(), 501),
             ("POST", "/templates/tags".to_owned(), 501),
-            ("GET", "/templates/base/tags".to_owned(), 501),
+            ("GET", "/templates/base/tags".to_owned(), 404),
             (
                 "POST",
                 "/v3/templates".to_owned(),
