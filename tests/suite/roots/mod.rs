@@ -3,6 +3,7 @@
 //!
 //! The template is made of busybox. The hostile program of [`crate::walls::probe`] is in it too.
 
+mod debian;
 mod devices;
 mod kills;
 mod machine;

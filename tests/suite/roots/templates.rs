@@ -137,6 +137,43 @@ fn a_snapshot_stays_as_long_as_a_sandbox_is_made_of_it() {
 }
 
 #[test]
+fn a_snapshot_on_which_twenty_sandboxes_live_is_not_deleted() {
+    needs_store!(server);
+    needs_archive!(archive);
+    let id = id_of(&made(&server, "box", &archive));
+    let asked = json!({ "count": 20, "root": "private", "template": "box" });
+    let document = server.post("/v1/sandboxes", &asked).json();
+    let made = document["sandboxes"].as_array().unwrap();
+    let mut sandboxes: Vec<_> = made.iter().map(|made| Root::of(&server, made)).collect();
+    assert_eq!(sandboxes.len(), 20);
+    // While all of them use it.
+    std::thread::scope(|scope| {
+        for sandbox in &sandboxes {
+            scope.spawn(|| {
+                let printed =
+                    sandbox.sh_as("root", "rm -r /bin/su && ls /bin/ls && echo $$ > /own");
+                assert_eq!(printed, "/bin/ls\n");
+            });
+        }
+        for key in ["box", &id] {
+            let reply = server.delete(&format!("{SNAPSHOTS}/{key}"));
+            assert_error(&reply, 409, "in_use");
+        }
+    });
+    while let Some(sandbox) = sandboxes.pop() {
+        if let Some(other) = sandboxes.last() {
+            assert_eq!(other.sh_as("root", "ls /bin/ls /own"), "/bin/ls\n/own\n");
+        }
+        let reply = server.delete(&format!("{SNAPSHOTS}/box"));
+        assert_error(&reply, 409, "in_use");
+        sandbox.delete();
+    }
+    let reply = server.delete(&format!("{SNAPSHOTS}/box"));
+    assert_eq!(reply.json(), json!({ "id": id, "deleted": true }));
+    check_tidy(&server);
+}
+
+#[test]
 fn deletions_and_creations_at_the_same_time_do_not_meet() {
     needs_store!(server);
     needs_archive!(archive);

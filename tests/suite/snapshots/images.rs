@@ -8,7 +8,8 @@ use std::os::unix::fs::MetadataExt;
 use serde_json::{Value, json};
 
 use super::{
-    Member, archive, check_tidy, file, id_of, listed, made, needs_store, put, store, with,
+    Member, SNAPSHOTS, archive, check_tidy, file, id_of, listed, made, needs_store, put, store,
+    with,
 };
 use crate::archives::{Tar, hostile::gzip};
 use crate::faults::panics::{faulty_program, start};
@@ -436,6 +437,55 @@ fn an_image_that_lies_is_refused_and_leaves_nothing() {
     }
     let kept = fs::read_to_string(outside.path().join("victim"));
     assert_eq!(kept.unwrap(), "kept");
+}
+
+/// Where the members of an archive begin and where their contents end, by their headers alone.
+fn boundaries(archive: &[u8]) -> Vec<usize> {
+    let (mut found, mut at) = (Vec::new(), 0);
+    while archive[at] != 0 {
+        let digits = std::str::from_utf8(&archive[at + 124..at + 135]).unwrap();
+        let size = usize::from_str_radix(digits.trim(), 8).unwrap();
+        let content = at + 512;
+        found.extend([at, content, content + size]);
+        at = content + size.next_multiple_of(512);
+    }
+    found.push(at);
+    found
+}
+
+#[test]
+fn a_stream_that_ends_at_a_boundary_of_a_layer_leaves_nothing() {
+    needs_store!(server);
+    let image = changing();
+    let compressed = Image {
+        is_compressed: true,
+        ..image.clone()
+    };
+    for whole in [image.docker(), image.layout(), compressed.layout()].map(|files| files.archive())
+    {
+        let boundaries = boundaries(&whole);
+        assert!(boundaries.len() > 15, "{boundaries:?}");
+        for end in boundaries {
+            let reply = put(&server, "a", &whole[..end]);
+            assert_error(&reply, 400, "bad_archive");
+            // The client is gone, with all of the rest announced.
+            let mut connection = server.connect();
+            let token = server.token.as_deref().unwrap();
+            let head = format!(
+                "PUT {SNAPSHOTS}?name=a HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: {token}\r\nContent-Length: {}\r\n\r\n",
+                whole.len()
+            );
+            connection.send(head.as_bytes());
+            connection.send(&whole[..end]);
+            drop(connection);
+        }
+        wait_until("nothing is left", PATIENCE, || {
+            names_in(store(&server)).is_empty()
+        });
+        assert_eq!(listed(&server), Vec::<Value>::new());
+        made(&server, "a", &whole);
+        assert_eq!(server.delete(&format!("{SNAPSHOTS}/a")).status, 200);
+    }
 }
 
 #[test]
