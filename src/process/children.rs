@@ -90,7 +90,7 @@ pub(super) fn reap_others() -> Option<Pid> {
         match sys::ended_child() {
             Ok(Some(pid)) if commands.is_known(pid) => return Some(pid),
             Ok(Some(pid)) => sys::reap(pid),
-            Err(Errno::EINTR) => {}
+            Err(Errno::EINTR | Errno::EAGAIN) => {}
             Ok(None) | Err(_) => return None,
         }
     }

@@ -535,11 +535,12 @@ fn stop_group(process: &Stat) {
 }
 
 /// Kills the tracers of a process that hold up its end: a traced process is reaped by its tracer first.
-/// `is_meant` chooses among them. The caller holds off reaping.
+/// `is_meant` chooses among them. The caller holds off reaping. A process can have its parent trace it, so this one and its
+/// init may be among them.
 pub(super) fn kill_tracers(pid: Pid, is_meant: impl Fn(Pid) -> bool) {
-    let own = std::process::id().cast_signed();
+    let spared = [nix::unistd::getpid(), nix::unistd::getppid()].map(nix::unistd::Pid::as_raw);
     for tracer in proc::tracers(pid, TRACED_THREADS) {
-        if tracer != own
+        if !spared.contains(&tracer)
             && let Some(stat) = proc::stat(tracer, &mut Vec::new())
             && is_meant(tracer)
         {
@@ -581,6 +582,31 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(stays, None);
+    }
+
+    /// A test runs in a thread that is not the first one, as requests do.
+    #[test]
+    fn a_process_that_has_its_parent_trace_it_does_not_end_that() {
+        let code = "import ctypes, os, signal
+ctypes.CDLL(None).ptrace(0, 0, 0, 0)
+os.kill(os.getpid(), signal.SIGSTOP)";
+        let child = std::process::Command::new("python3")
+            .args(["-c", code])
+            .spawn();
+        let pid = child.unwrap().id().cast_signed();
+        let limit = Instant::now() + Duration::from_secs(20);
+        while proc::tracers(pid, 1).is_empty() || !proc::is_stopped(pid) {
+            assert!(Instant::now() < limit, "it is not traced");
+        }
+        let own = std::process::id().cast_signed();
+        assert_eq!(proc::tracers(pid, 1), [own].into());
+        let pidfd = sys::pidfd_open(pid).unwrap();
+        let state = sys::wait(pidfd.as_fd(), false).unwrap();
+        kill_tracers(pid, |_| true);
+        sys::pidfd_signal(pidfd.as_fd(), libc::SIGKILL).unwrap();
+        let ending = sys::wait(pidfd.as_fd(), true).unwrap();
+        assert_eq!(state, None, "a stop is no end");
+        assert_eq!(ending, Some(sys::Ending::Signaled(libc::SIGKILL)));
     }
 
     #[test]

@@ -216,9 +216,13 @@ pub fn threads(pid: Pid) -> impl Iterator<Item = Pid> {
 pub fn tracers(pid: Pid, most: usize) -> HashSet<Pid> {
     let status = |tid| std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).ok();
     let tracer = |tid| number_of(&status(tid)?, "TracerPid:");
-    let mut tracers: HashSet<Pid> = threads(pid).take(most).filter_map(tracer).collect();
-    tracers.remove(&0);
-    tracers
+    let threads: HashSet<Pid> = threads(pid).take(most).filter_map(tracer).collect();
+    // A thread traces, and the process is its thread group.
+    let process = |tid: Pid| {
+        let status = std::fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+        number_of(&status, "Tgid:")
+    };
+    threads.into_iter().filter_map(process).collect()
 }
 
 /// A hard limit of a process, by its name in `/proc/<pid>/limits`; `u64::MAX` if it is unlimited, `None` if there is no

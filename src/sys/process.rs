@@ -50,7 +50,8 @@ pub enum Ending {
     Unknown,
 }
 
-/// Reaps a child. Without `block`, returns `None` while it runs.
+/// Reaps a child. Without `block`, returns `None` while it runs. It runs, too, while it is stopped and this process traces
+/// it, which a child can ask for by itself (ptrace(2), `PTRACE_TRACEME`): waits report that whatever is waited for.
 ///
 /// # Errors
 /// `ECHILD` if it was reaped already.
@@ -74,7 +75,8 @@ pub fn wait(pidfd: BorrowedFd<'_>, block: bool) -> Result<Option<Ending>, Errno>
                 return Ok(match info.si_code {
                     _ if pid == 0 => None,
                     libc::CLD_EXITED => Some(Ending::Exited(status)),
-                    _ => Some(Ending::Signaled(status)),
+                    libc::CLD_KILLED | libc::CLD_DUMPED => Some(Ending::Signaled(status)),
+                    _ => continue,
                 });
             }
         }
@@ -101,15 +103,27 @@ pub fn wait_any() -> Result<Option<(Pid, Ending)>, Errno> {
 /// find children that [`super::spawn()`] and [`signal_user`] started and that have not called execve.
 ///
 /// # Errors
-/// `ECHILD` if there is no child.
+/// `ECHILD` if there is no child. `EAGAIN` if a traced one has stopped: that was taken note of, and there may be others.
 pub fn ended_child() -> Result<Option<Pid>, Errno> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
     // SAFETY: waitid fills `info`, all zeroes (no child) are a value of it, and it sets the pid.
-    unsafe {
+    let (info, pid) = unsafe {
         Errno::result(libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), flags))?;
-        Ok(Some(info.assume_init().si_pid()).filter(|pid| *pid != 0))
+        let info = info.assume_init();
+        (info, info.si_pid())
+    };
+    let has_stopped = [libc::CLD_TRAPPED, libc::CLD_STOPPED].contains(&info.si_code);
+    if pid != 0 && has_stopped {
+        // Without its end: should it end just now, the next call finds that.
+        let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+        let id = libc::id_t::try_from(pid).unwrap_or_default();
+        let flags = libc::WSTOPPED | libc::WNOHANG;
+        // SAFETY: as above.
+        unsafe { libc::waitid(libc::P_PID, id, info.as_mut_ptr(), flags) };
+        return Err(Errno::EAGAIN);
     }
+    Ok(Some(pid).filter(|pid| *pid != 0))
 }
 
 /// Reaps a child that [`ended_child`] has found.
