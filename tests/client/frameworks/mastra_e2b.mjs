@@ -3,7 +3,9 @@
 import { E2BSandbox } from '@mastra/e2b'
 import { Workspace } from '@mastra/core/workspace'
 
-import { main, part, refused } from './parts.mjs'
+import { Template } from 'e2b'
+
+import { main, part } from './parts.mjs'
 import assert from 'node:assert/strict'
 
 async function withSandbox(options, work) {
@@ -49,6 +51,14 @@ part('two with one id are one sandbox, also after a pause', async () => {
   await second._start()
   assert.equal((await second.executeCommand('cat', ['file'])).stdout, 'kept\n')
   await second._destroy()
+})
+
+part('a template that it builds', async () => {
+  const template = Template().fromTemplate('base').runCmd('echo made > ~/built').setEnvs({ BUILT: 'yes' })
+  await withSandbox({ id: 'builder', template }, async (sandbox) => {
+    const done = await sandbox.executeCommand('sh', ['-c', 'cat ~/built; echo $BUILT'])
+    assert.equal(done.stdout, 'made\nyes\n')
+  })
 })
 
 part('a workspace with the tools of an agent', () =>

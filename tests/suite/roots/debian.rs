@@ -71,6 +71,11 @@ fn a_debian_is_a_machine() {
         "export DEBIAN_FRONTEND=noninteractive
          apt-get install -qy --no-install-recommends ca-certificates git npm postgresql procps python3-pip python3-venv sudo",
     );
+    // Whom this machine trusts: on the way to registries there may be a proxy with a certificate of its own.
+    let trusted = fs::read("/etc/ssl/certs/ca-certificates.crt").unwrap();
+    let path = "files/write?path=/etc/ssl/certs/ca-certificates.crt";
+    assert_eq!(sandbox.put(path, &trusted).status, 200);
+    root("npm config set -g cafile /etc/ssl/certs/ca-certificates.crt");
     // The package made the user of its service.
     assert_eq!(
         root("id -un postgres; stat -c %U /var/lib/postgresql"),
