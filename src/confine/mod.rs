@@ -21,6 +21,7 @@ mod private;
 mod ruleset;
 mod start;
 mod system_files;
+mod trees;
 
 use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -51,6 +52,7 @@ use network::{Networks, TcpRules};
 pub use policy::{Policy, SandboxSettings};
 pub use private::{PrivateRoot, root_unavailable};
 pub use system_files::{PROGRAMS, is_among_programs};
+pub use trees::{close_unused_trees, have_trees};
 
 /// PATH if the server's environment has none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

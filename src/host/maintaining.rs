@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::pausing::restless;
 use super::ruling::Task;
 use super::{Host, Sandbox, watchdog};
+use crate::confine::{close_unused_trees, have_trees};
 use crate::files::forget_ended_trees;
 use crate::spec::sandbox::Fate;
 use crate::threads::panics::contain;
@@ -35,7 +36,8 @@ impl Host {
         let mut next_look = Instant::now();
         for round in 0_u64.. {
             let mut table = self.changed.wait_while(self.table(), |table| {
-                table.occupied() == 0 && table.parting.is_empty() && !self.has_builds()
+                let is_idle = table.occupied() == 0 && table.parting.is_empty();
+                is_idle && !self.has_builds() && !have_trees()
             });
             let has_time = |(since, _): &(Instant, _)| since.elapsed() < PARTING_LIMIT;
             let parting = std::mem::take(&mut table.parting);
@@ -105,6 +107,7 @@ impl Host {
             #[cfg(all(feature = "e2b", feature = "file-tools"))]
             self.forget_builds();
             forget_ended_trees();
+            close_unused_trees();
             if let Some(records) = &self.records {
                 records.synchronize();
             }
