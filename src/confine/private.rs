@@ -21,6 +21,7 @@ use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag};
 use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmod, fstat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags};
 
+use super::trees;
 use crate::error::{Error, Kind, Result};
 use crate::spec::account::{self, Account, Names};
 use crate::spec::sandbox::RootSpec;
@@ -108,7 +109,7 @@ impl PrivateRoot {
             })?;
         Ok(Arc::new(Self {
             first,
-            tree: Arc::new(tree),
+            tree: trees::keep(tree),
             user: spec.user.as_deref().unwrap_or(USUAL_ACCOUNT).to_owned(),
             directory: spec.directory.clone(),
             users: Mutex::new((max_processes, Arc::new(users))),
@@ -278,14 +279,16 @@ impl PrivateRoot {
                 };
                 let found = match next() {
                     Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {
-                        let _ = unlinkat(parent, name, UnlinkatFlags::NoRemoveDir);
+                        let removed = unlinkat(parent, name, UnlinkatFlags::NoRemoveDir);
                         // Something may have the name now. It is opened or refused next.
-                        let _ = if is_directory {
+                        let made = if is_directory {
                             make_directory(parent, name, 0o755)
                         } else {
                             write_new(parent, name, 0o644, "")
                         };
-                        next()
+                        let is_full = |done| matches!(done, Err(Errno::ENOSPC | Errno::EDQUOT));
+                        let has_no_room = is_full(removed) || is_full(made);
+                        next().map_err(|errno| if has_no_room { Errno::ENOSPC } else { errno })
                     }
                     found => found,
                 };

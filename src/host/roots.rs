@@ -170,7 +170,7 @@ impl Roots {
             let made = PrivateRoot::new(trial.as_fd(), home.as_fd(), first, &spec, 1)?;
             policy.try_root(&made)
         })();
-        // All that is mounted there is gone by now.
+        // It is mounted until the maintenance closes it, in no directory.
         let _ = homes.remove_trial();
         self.store.remove_trial();
         if let Err(error) = tried {
@@ -332,12 +332,10 @@ impl Roots {
         block.filter(|_| !self.taken.contains(&user.uid))
     }
 
-    /// Why the root of a sandbox of an earlier server cannot be put together again; `None` if it can.
+    /// Why the root of a sandbox of an earlier server cannot be put together again with what there is; `None` if it can.
+    /// Whether the machine can mount it now is no matter: that may pass, and a record that was put aside stays there.
     pub(super) fn objection(&self, root: &RootSpec, uid: u32) -> Option<String> {
         let name = &root.template;
-        if let Err(error) = self.check() {
-            return Some(error.to_string());
-        }
         match &root.snapshot {
             Some(id) if self.store.find(id).is_none() => {
                 return Some(format!("its snapshot {id} is not in SBX_SNAPSHOTS_DIR"));
@@ -354,7 +352,7 @@ impl Roots {
     /// Puts a root together, for a run with so many processes at most.
     ///
     /// # Errors
-    /// `NoIds`; `NotFound` if there is no such template any more; `System`.
+    /// `Unavailable`; `NoIds`; `NotFound` if there is no such template any more; `System`.
     pub(super) fn make(
         &self,
         root: &RootSpec,
@@ -362,6 +360,7 @@ impl Roots {
         home: &OwnedFd,
         max_processes: u64,
     ) -> Result<Arc<PrivateRoot>> {
+        self.check()?;
         let first = self.block_of(user).ok_or_else(no_ids)?;
         if let Some(id) = &root.snapshot {
             let tree = self.store.open_tree(id)?;

@@ -241,13 +241,16 @@ pub fn overlay(
         let result = libc::syscall(libc::SYS_fsmount, context, flags, NO_DEVICES);
         owned(result).map_err(failed(MountStep::Make))?
     };
-    // Where its work directory cannot be used it is read-only, and that is no error.
-    match fstatvfs(&mount) {
-        Ok(status) if status.flags().contains(FsFlags::ST_RDONLY) => {
-            Err(failed(MountStep::Write)(Errno::EROFS))
-        }
-        Ok(_) => Ok(mount),
-        Err(errno) => Err(failed(MountStep::Write)(errno)),
+    // Where its work directory cannot be made it is read-only, and that is no error. On a disk that can be written to there
+    // is no room for it.
+    let is_read_only = |mount: &OwnedFd| {
+        let status = fstatvfs(mount).map_err(failed(MountStep::Write))?;
+        Ok(status.flags().contains(FsFlags::ST_RDONLY))
+    };
+    match is_read_only(&mount)? {
+        true if is_read_only(&own)? => Err(failed(MountStep::Write)(Errno::EROFS)),
+        true => Err(failed(MountStep::Write)(Errno::ENOSPC)),
+        false => Ok(mount),
     }
 }
 

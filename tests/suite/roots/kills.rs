@@ -1,5 +1,6 @@
 //! A server that is killed in the middle of making, changing or ending a root, and what its successor finds.
 
+use std::fs;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -301,4 +302,68 @@ fn a_start_on_a_full_disk_keeps_what_there_is() {
         1
     );
     assert_eq!(next.delete(&target).json()["deleted"], true);
+}
+
+/// The last blocks and the last names are missed in other ways, and at other steps, than a full disk is.
+#[test]
+fn a_start_on_a_nearly_full_disk_keeps_what_there_is() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let Some(template) = Template::new() else {
+        skip!("there is no {}", super::BUSYBOX);
+    };
+    let disk = TempDir::new();
+    let Some(_mounted) = Mount::tmpfs(disk.path(), "size=64m,nr_inodes=2000,mode=755") else {
+        skip!("cannot mount a small disk here");
+    };
+    let homes = disk.join("homes");
+    let server = template.builder().env("SBX_HOMES_DIR", &homes).start();
+    if let Some(why) = super::lack(&server) {
+        skip!("{why}");
+    }
+    let sandbox = root(&server);
+    sandbox.sh("echo kept > /kept");
+    let target = format!("/v1/sandboxes/{}", sandbox.id);
+    drop(sandbox);
+    let place = end(server, Signal::SIGTERM);
+    let free = || nix::sys::statvfs::statvfs(disk.path()).unwrap();
+    let filled = disk.path().join("filled");
+    for left in (0..16).flat_map(|left| [(left, true), (left, false)]) {
+        fs::create_dir(&filled).unwrap();
+        match left {
+            (names, true) => {
+                for number in 0..free().files_free() - names {
+                    fs::write(filled.join(number.to_string()), "").unwrap();
+                }
+            }
+            (blocks, false) => {
+                let bytes = (free().blocks_free() - blocks) * free().block_size();
+                fs::write(
+                    filled.join("file"),
+                    vec![0; usize::try_from(bytes).unwrap()],
+                )
+                .unwrap();
+            }
+        }
+        let mut next = template.next(&place).env("SBX_HOMES_DIR", &homes).start();
+        assert!(
+            !next.log().contains("put aside"),
+            "{left:?}: {}",
+            next.log()
+        );
+        next.signal(if left.0 % 2 == 0 {
+            libc::SIGKILL
+        } else {
+            libc::SIGTERM
+        });
+        next.wait_for_exit(PATIENCE);
+        fs::remove_dir_all(&filled).unwrap();
+    }
+    let mut next = template.next(&place).env("SBX_HOMES_DIR", &homes).start();
+    let reply = next.post(&format!("{target}/resume"), &json!({}));
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let read = next.get(&format!("{target}/files/read?path=/kept"));
+    assert_eq!(read.text(), "kept\n");
+    next.place = Some(place);
 }
