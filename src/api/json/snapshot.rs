@@ -16,10 +16,10 @@ const MAX_NAME: usize = 64;
 pub(in crate::api) fn check_name(name: &str) -> Result<()> {
     let is_plain =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._-".contains(&byte);
-    if !(1..=MAX_NAME).contains(&name.len()) || !name.bytes().all(is_plain) || is_snapshot_id(name)
-    {
+    let is_taken = is_snapshot_id(name) || [".", ".."].contains(&name);
+    if !(1..=MAX_NAME).contains(&name.len()) || !name.bytes().all(is_plain) || is_taken {
         let text = format_args!(
-            "name={name}: not accepted; it takes 1 to {MAX_NAME} of a-z 0-9 . _ -, and nothing that looks like an id"
+            "name={name}: not accepted; it takes 1 to {MAX_NAME} of a-z 0-9 . _ -, but neither . nor .. nor what looks like an id"
         );
         return Err(Error::invalid(text));
     }

@@ -245,6 +245,8 @@ fn names_that_are_none_are_refused() {
         "a%20b",
         "%C3%A9",
         "a%00",
+        ".",
+        "..",
         &long,
         "s-0123456789abcdef01234567",
     ] {
