@@ -142,11 +142,11 @@ fn a_debian_is_a_machine() {
         shown.contains("COMMAND") && shown.contains("python3")
     });
 
+    let context = json!({ "language": "python", "id": "own", "user": "worker" });
+    let made = sandbox.post("contexts", &context);
+    assert_eq!(made.status, 200, "{}", made.text());
     let code = "import getpass, sys; print(getpass.getuser(), sys.version_info.major)";
-    let reply = sandbox.post(
-        "execute",
-        &json!({ "code": code, "language": "python", "user": "worker" }),
-    );
+    let reply = sandbox.post("execute", &json!({ "code": code, "context": "own" }));
     assert_eq!(reply.status, 200, "{}", reply.text());
     assert_eq!(
         output_of(&events_of(&reply.body), "stdout", 0).data,
