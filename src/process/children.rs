@@ -78,22 +78,37 @@ pub(super) fn reap(pid: Pid, pidfd: BorrowedFd<'_>) -> Option<Ending> {
     Some(ending)
 }
 
-/// Reaps the children that are no commands and have ended. Returns the pid of a command that has ended and hides
-/// others: call it again when that was reaped.
-pub(super) fn reap_others() -> Option<Pid> {
+/// So many are reaped under one hold of the lock: threads of a program can be traced by the server and end as fast as it reaps
+/// them, and commands that begin or end wait for the lock.
+const REAPED_AT_ONCE: usize = 64;
+
+/// What was found of the children that have ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Others {
+    /// All that are no commands were reaped.
+    Reaped,
+    /// There may be more.
+    Left,
+    /// This command has ended and hides others: call again when it was reaped.
+    Hidden(Pid),
+}
+
+/// Reaps children that are no commands and have ended.
+pub(super) fn reap_others() -> Others {
     if cfg!(test) {
         // The children of a test program are its tests', each of which waits for its own.
-        return None;
+        return Others::Reaped;
     }
     let commands = lock(&COMMANDS);
-    loop {
+    for _ in 0..REAPED_AT_ONCE {
         match sys::ended_child() {
-            Ok(Some(pid)) if commands.is_known(pid) => return Some(pid),
+            Ok(Some(pid)) if commands.is_known(pid) => return Others::Hidden(pid),
             Ok(Some(pid)) => sys::reap(pid),
             Err(Errno::EINTR | Errno::EAGAIN) => {}
-            Ok(None) | Err(_) => return None,
+            Ok(None) | Err(_) => return Others::Reaped,
         }
     }
+    Others::Left
 }
 
 /// Reaps a command whose driver does not. False if it cannot be reaped yet.

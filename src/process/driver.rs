@@ -284,6 +284,7 @@ impl Run {
                         this.order(Task::KillTracers(Arc::clone(pump.process())));
                     }
                 }
+                this.rest_or_go_on(pump, key);
                 driven.schedule(key);
                 this.let_go(driven, key);
             });
@@ -364,6 +365,7 @@ impl Run {
         let Some(pump) = driven.pumps.get_mut(&key) else {
             return;
         };
+        pump.is_resting = pump.rests_until().is_some();
         if let Err(errno) = self.watch(pump, key) {
             // The kernel has no memory for the watch.
             let line = format_args!(
@@ -444,16 +446,42 @@ impl Run {
                 driven.schedule(key);
             }
         }
+        if let Some(pump) = driven.pumps.get_mut(&key)
+            && self.rest_or_go_on(pump, key)
+        {
+            driven.schedule(key);
+        }
         self.let_go(driven, key);
+    }
+
+    /// Leaves the pipes of a pump out while they rest. Returns whether that has changed.
+    fn rest_or_go_on(&self, pump: &mut Pump, key: u64) -> bool {
+        let rests = pump.rests_until().is_some();
+        let has_changed = std::mem::replace(&mut pump.is_resting, rests) != rests;
+        if has_changed {
+            for (descriptor, purpose, flags) in watched(pump) {
+                if let Some(descriptor) = descriptor {
+                    let mut event = EpollEvent::new(flags, key << 2 | purpose);
+                    let _ = self.epoll.modify(descriptor, &mut event);
+                }
+            }
+        }
+        has_changed
     }
 }
 
-/// The descriptors of a pump, each with its purpose and the events to watch for.
+/// The descriptors of a pump, each with its purpose and the events to watch for. Those of pipes that rest are only watched for
+/// the end of all that have the other end open: then nobody waits for them.
 fn watched(pump: &Pump) -> [(Option<BorrowedFd<'_>>, u64, EpollFlags); 4] {
+    let [readable, writable] = if pump.is_resting {
+        [EpollFlags::empty(); 2]
+    } else {
+        [EpollFlags::EPOLLIN, EpollFlags::EPOLLOUT]
+    };
     [
-        (pump.output(Stream::Stdout), STDOUT, EpollFlags::EPOLLIN),
-        (pump.output(Stream::Stderr), STDERR, EpollFlags::EPOLLIN),
-        (pump.input(), INPUT, EpollFlags::EPOLLOUT),
+        (pump.output(Stream::Stdout), STDOUT, readable),
+        (pump.output(Stream::Stderr), STDERR, readable),
+        (pump.input(), INPUT, writable),
         (pump.awaited_pidfd(), PIDFD, EpollFlags::EPOLLIN),
     ]
 }

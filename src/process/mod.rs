@@ -1,6 +1,6 @@
 //! Commands: starting them, moving their output, ending them, and keeping their logs.
 //!
-//! Uses go one way. From the bottom up: [`ring`], `logs`, `start`, `children`, `holds`, `tree`, `standstill`, `oom`, `stdio` (the
+//! Uses go one way. From the bottom up: [`ring`], `logs`, `start`, `children`, `holds`, `tree`, `standstill`, `oom`, `pace`, `stdio` (the
 //! descriptors of a command) and `terminal` (what a process with a terminal has besides) know no process. `process`
 //! is what all others share: identity, life and log. `stdin` and `follow` serve a client of a process that
 //! another thread drives, and `viewer` one that is attached to its terminal. A pump moves the bytes of a command,
@@ -17,6 +17,7 @@ mod fuzz;
 mod holds;
 mod logs;
 mod oom;
+mod pace;
 #[expect(clippy::module_inception, reason = "it defines `Process`")]
 mod process;
 mod pump;

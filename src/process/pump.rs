@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 
 use super::children::Command;
+use super::pace::{self, PipePace};
 use super::process::{Exit, OnDisconnect, Process, Reason, StdinSlot, Subscriber};
 use super::read_size::ReadSize;
 use super::ring::Stream;
@@ -104,6 +105,9 @@ pub struct Pump {
     phase: Phase,
     /// The tenant's share of commands whose output is open: descendants may keep it open after the end.
     share: Option<OpenShare>,
+    pace: PipePace,
+    /// Whether the driver of the workspace leaves its pipes out.
+    pub(super) is_resting: bool,
 }
 
 /// What a pump holds of a terminal.
@@ -172,6 +176,7 @@ impl Pump {
         let phase = process
             .pidfd()
             .map_or(Phase::Draining([0, 0]), Phase::Running);
+        let pace = PipePace::of(process.ledger());
         Self {
             process,
             owner,
@@ -185,6 +190,8 @@ impl Pump {
             is_held: false,
             phase,
             share: Some(share),
+            pace,
+            is_resting: false,
         }
     }
 
@@ -254,7 +261,10 @@ impl Pump {
             return false;
         };
         let bytes = buffer.space();
-        let (count, is_end) = match on_pipe(&self.process, || nix::unistd::read(pipe, bytes)) {
+        self.pace.begin();
+        let result = on_pipe(&self.process, || nix::unistd::read(pipe, bytes));
+        self.pace.charge(pace::CALL);
+        let (count, is_end) = match result {
             Err(Errno::EINTR) => return false,
             // The pipe was readable, but a command can open its own output and read it too. A terminal is
             // empty, but a process still has it open.
@@ -270,6 +280,7 @@ impl Pump {
             if buffer.read_size.note(count) {
                 buffer.bytes = Vec::new();
             }
+            self.pace.charge(pace::DELIVERY);
         }
         if let Phase::Draining(left) = &mut self.phase {
             let left = &mut left[stream.index()];
@@ -318,7 +329,10 @@ impl Pump {
             return false;
         };
         let rest = &input.bytes[input.written..];
-        match on_pipe(&self.process, || nix::unistd::write(&input.pipe, rest)) {
+        self.pace.begin();
+        let result = on_pipe(&self.process, || nix::unistd::write(&input.pipe, rest));
+        self.pace.charge(pace::CALL);
+        match result {
             Ok(count) => input.written += count,
             Err(Errno::EINTR | Errno::EAGAIN) => return false,
             // The process has closed its stdin, as it may, without reading all of it.
@@ -353,11 +367,19 @@ impl Pump {
         self.pidfd().is_some() && interval >= Recheck::LAST
     }
 
-    /// When the deadline passes or the process must be looked at again, whichever is first.
+    /// When to ask again whether its pipes rest, because the tenant's calls on pipes take too much of the processor; `None`
+    /// if they do not. What the process left in them at its end is not waited for.
+    pub fn rests_until(&self) -> Option<Instant> {
+        let is_draining = matches!(self.phase, Phase::Draining(_));
+        self.pace.rests_until().filter(|_| !is_draining)
+    }
+
+    /// When the deadline passes, the process must be looked at again, or its pipes may have rested, whichever is first.
     pub fn timer(&self) -> Option<Instant> {
         let recheck = self.recheck.map(|recheck| recheck.at);
         let deadline = self.deadline.map(|at| self.owner.clock().wake_at(at));
-        recheck.into_iter().chain(deadline).min()
+        let timers = [recheck, deadline, self.rests_until()];
+        timers.into_iter().flatten().min()
     }
 
     /// Reaps the process if it has ended, and notes how much of its output is still in the pipes.
@@ -484,6 +506,7 @@ impl Pump {
         let mut keep_alive = KeepAlive::new();
         loop {
             subscriber.client().flush()?;
+            self.pace.charge(pace::DELIVERY);
             // Output is read only when the client has taken what was read before.
             let reading = subscriber.client().is_flushed();
             let wake_at = keep_alive.due_at(subscriber.client());
@@ -535,12 +558,15 @@ impl Pump {
 
     /// Polls the client, the pidfd, the input and the two outputs, in this order.
     fn poll(&self, client: &dyn Client, reading: bool, wake_at: Instant) -> [Events; 5] {
-        let output =
-            |stream| PollEntry::new(self.output(stream).filter(|_| reading), Events::READABLE);
+        let rests = self.rests_until().is_some();
+        let output = |stream| {
+            let output = self.output(stream).filter(|_| reading && !rests);
+            PollEntry::new(output, Events::READABLE)
+        };
         let mut entries = [
             PollEntry::new(client.descriptor(), client.interest()),
             PollEntry::new(self.awaited_pidfd(), Events::READABLE),
-            PollEntry::new(self.input(), Events::WRITABLE),
+            PollEntry::new(self.input().filter(|_| !rests), Events::WRITABLE),
             output(Stream::Stdout),
             output(Stream::Stderr),
         ];
@@ -583,6 +609,8 @@ impl Drop for Pump {
             is_held: self.is_held,
             phase: std::mem::replace(&mut self.phase, Phase::Over),
             share: self.share.take(),
+            pace: std::mem::replace(&mut self.pace, PipePace::of(self.process.ledger())),
+            is_resting: false,
         });
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
+use super::pace::{self, PipePace};
 use super::process::{Process, StdinSlot};
 use crate::client::Peer;
 use crate::error::{Error, Kind, Result};
@@ -27,6 +28,7 @@ pub struct StdinWriter {
     written: u64,
     /// When the process took the last bytes.
     taken_at: Instant,
+    pace: PipePace,
 }
 
 impl Process {
@@ -44,6 +46,7 @@ impl Process {
                 end: Some(end),
                 written: 0,
                 taken_at: Instant::now(),
+                pace: PipePace::of(self.ledger()),
             }),
             StdinSlot::Closed => {
                 *slot = StdinSlot::Closed;
@@ -106,9 +109,10 @@ impl StdinWriter {
     /// How often to try again what a terminal has not taken.
     pub const RETRY_INTERVAL: Duration = TYPING_INTERVAL;
 
-    /// Where to poll for room.
+    /// Where to poll for room; `None` while it takes nothing whatever room there is.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.end.as_ref().map(|end| end.as_fd())
+        let end = self.end.as_ref().map(|end| end.as_fd());
+        end.filter(|_| self.pace.rests_until().is_none())
     }
 
     /// Whether another client was refused meanwhile.
@@ -133,7 +137,13 @@ impl StdinWriter {
         let Some(end) = &self.end else {
             return Err(closed(&self.process));
         };
-        match nix::unistd::write(end, data) {
+        if self.pace.rests_until().is_some() {
+            return Ok(0);
+        }
+        self.pace.begin();
+        let result = nix::unistd::write(end, data);
+        self.pace.charge(pace::CALL);
+        match result {
             Ok(count) => {
                 self.written += count as u64;
                 self.taken_at = Instant::now();
@@ -176,10 +186,12 @@ impl StdinWriter {
     /// Waits until the process may take more.
     fn wait(&mut self, client: &mut dyn Peer) -> Result<()> {
         let is_terminal = self.process.terminal.is_some();
-        let limit = is_terminal.then_some(TYPING_INTERVAL);
+        let rests_until = self.pace.rests_until();
+        let rest = rests_until.map(|until| until.saturating_duration_since(Instant::now()));
+        let limit = is_terminal.then_some(TYPING_INTERVAL).or(rest);
         let pidfd = self.process.pidfd();
         let mut entries = [
-            PollEntry::new(self.end.as_ref().map(|end| end.as_fd()), Events::WRITABLE),
+            PollEntry::new(self.descriptor(), Events::WRITABLE),
             PollEntry::new(pidfd.as_ref().map(|pidfd| pidfd.as_fd()), Events::READABLE),
             PollEntry::new(client.descriptor(), client.interest()),
         ];

@@ -23,7 +23,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-use super::children;
+use super::children::{self, Others};
 use super::process::{Process, Reason, strike_trees};
 use super::pump::PumpOwner;
 use super::start::Start;
@@ -301,10 +301,17 @@ impl Supervisor {
     /// A command that is still `hiding` others then is reaped too: its driver waits for something.
     fn reap_others(&self, now: Instant, hiding: &mut Option<Pid>) -> Option<Instant> {
         while let Ok(Some(_)) = self.child_ended.read_signal() {}
-        while let Some(pid) = children::reap_others() {
-            let is_late = hiding.replace(pid) == Some(pid);
-            if !(is_late && children::reap_for_driver(pid)) {
-                return Some(now + REAPING_DELAY);
+        loop {
+            match children::reap_others() {
+                Others::Reaped => break,
+                // Deadlines are first.
+                Others::Left => return Some(now),
+                Others::Hidden(pid) => {
+                    let is_late = hiding.replace(pid) == Some(pid);
+                    if !(is_late && children::reap_for_driver(pid)) {
+                        return Some(now + REAPING_DELAY);
+                    }
+                }
             }
         }
         let _ = self.epoll.modify(&self.child_ended, &mut child_event());

@@ -49,7 +49,7 @@ fn no_thread(error: &std::io::Error) -> Error {
 }
 
 /// The shortest and the longest pause. A client that leaves waits for one.
-const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(200)];
+pub const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(200)];
 
 /// What the threads of a tenant do that read much.
 #[derive(Default)]
@@ -97,12 +97,12 @@ impl BackgroundWork {
     }
 
     /// Adds processor time that was used after `since`. Until when whoever used it has to pause.
-    fn add(&self, used: Duration, since: Instant) -> Instant {
+    pub fn add(&self, used: Duration, since: Instant) -> Instant {
         lock(&self.used).add(used, since)
     }
 
     /// Leaves processor time that was used after `since` to be paid by the next turn that asks.
-    fn leave(&self, used: Duration, since: Instant) {
+    pub fn leave(&self, used: Duration, since: Instant) {
         let used = used.min(MOST_UNPAID);
         // What lasted for long is not made up for either.
         let since = Instant::now()
@@ -335,7 +335,7 @@ pub struct BackgroundSteps {
 }
 
 /// So long are steps between two pauses. What takes less, and is all that there is, never waits for the tenant's others.
-const STEPS_TIME: Duration = Duration::from_millis(5);
+pub const STEPS_TIME: Duration = Duration::from_millis(5);
 
 impl BackgroundSteps {
     /// Steps of the current thread.

@@ -356,7 +356,7 @@ impl Driver {
         let pause = self.paused_until.filter(|_| is_reading);
         let pause = pause.map(|until| until.saturating_duration_since(Instant::now()));
         let pause = pause.filter(|pause| !pause.is_zero());
-        let has_outputs = is_reading && pause.is_none();
+        let has_outputs = is_reading && pause.is_none() && self.pump.rests_until().is_none();
         let output = |stream| {
             let pipe = self.pump.output(stream).filter(|_| has_outputs);
             PollEntry::new(pipe, Events::READABLE)

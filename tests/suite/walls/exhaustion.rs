@@ -359,6 +359,42 @@ fn those_that_wait_for_a_process_take_one_processor() {
     sandbox.delete();
 }
 
+/// Each read from their full pipes calls everybody who waits for room.
+#[test]
+fn commands_whose_output_is_costly_to_read_take_one_processor() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let code = "import os, resource, select, sys
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+outputs = [os.dup(1) for _ in range(min(most // 2, 1000))]
+waiting = []
+while len(waiting) * len(outputs) < 200_000:
+    waiting.append(select.epoll())
+    for output in outputs: waiting[-1].register(output, select.EPOLLOUT | select.EPOLLET)
+open('ready.' + sys.argv[1], 'x')
+while True: os.write(1, bytes(65536))";
+    let start = |n: usize| json!({ "cmd": ["python3", "-c", code, n.to_string()] });
+    // Some are read by the threads of their clients, and some by the thread of the sandbox.
+    sandbox.spawn(&start(0));
+    sandbox.spawn(&start(1));
+    std::thread::scope(|scope| {
+        for n in 2..5 {
+            let (mut connection, target) = (sandbox.connect(), sandbox.target("exec"));
+            let body = start(n).to_string();
+            scope.spawn(move || connection.request("POST", &target, &[], body.as_bytes()));
+        }
+        wait_until("they write", 6 * PATIENCE, || {
+            sandbox.sh("ls | grep -c ready || true") == "5\n"
+        });
+        takes_one_processor(&server, || std::thread::sleep(Duration::from_millis(50)));
+        sandbox.delete();
+    });
+}
+
 /// What a request that nobody reads keeps of an ended run is its sandbox's own.
 #[test]
 fn logs_of_former_runs_push_out_nobody_elses() {
