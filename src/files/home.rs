@@ -66,6 +66,16 @@ fn populate(homes: &OwnedFd, name: &[u8], owner: User) -> nix::Result<OwnedFd> {
 /// # Errors
 /// `System` if something is mounted in the home: the rest is removed.
 pub fn remove_home(homes: &OwnedFd, name: &[u8], deadline: Option<Instant>) -> Result<bool> {
+    let mut goes_on = || deadline.is_none_or(|deadline| Instant::now() < deadline);
+    remove_home_while(homes, name, &mut goes_on)
+}
+
+/// The same, as long as it `goes_on`, which is asked before each name.
+pub(super) fn remove_home_while(
+    homes: &OwnedFd,
+    name: &[u8],
+    goes_on: &mut dyn FnMut() -> bool,
+) -> Result<bool> {
     if remove_unused(homes, name).is_ok() {
         return Ok(true);
     }
@@ -74,9 +84,8 @@ pub fn remove_home(homes: &OwnedFd, name: &[u8], deadline: Option<Instant>) -> R
     if matches!(status, Err(Errno::ENOENT)) {
         return Ok(true);
     }
-    let mut goes_on = || deadline.is_none_or(|deadline| Instant::now() < deadline);
     let removed = openat(homes, ".", DIRECTORY, Mode::empty())
-        .and_then(|homes| remove_tree(homes, name, &mut goes_on, Protected::Refuse, None));
+        .and_then(|homes| remove_tree(homes, name, goes_on, Protected::Refuse, None));
     match removed {
         // New files keep appearing.
         Err(Errno::ENOTEMPTY) => Ok(false),

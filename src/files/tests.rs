@@ -23,6 +23,7 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, mkdirat};
 
+use super::archive::CountedInput;
 use super::beneath::Resolver;
 use super::condition::Patient;
 use super::name::FilePath;
@@ -830,7 +831,12 @@ fn nobody_replaces_a_file_in_the_turn_of_another_request() {
         let ledger = crate::limits::ledger::Budget::new(1 << 30).whole();
         let files = root.files()?;
         files
-            .unpack(&path("."), options, &mut archive.as_slice(), &ledger)
+            .unpack(
+                &path("."),
+                options,
+                &mut CountedInput(&archive[..], 0),
+                &ledger,
+            )
             .map(drop)
     };
     let acts: [(&str, &(dyn Fn() -> Outcome + Sync)); 4] = [

@@ -186,6 +186,15 @@ impl BackgroundTurn {
         turn
     }
 
+    /// Pauses before its first step, too, if the tenant's threads have used more than one processor: otherwise each of many
+    /// requests that begin together would have a step for which nobody waits.
+    #[must_use]
+    pub fn after_others(mut self) -> Self {
+        let busy = lock(&self.work.used).busy;
+        self.until = busy.map_or(self.until, |busy| busy.max(self.until));
+        self
+    }
+
     /// The processor time since it was asked last, except what another turn of the thread was charged for.
     fn use_time(&mut self) -> Duration {
         let now = thread_time().unwrap_or(self.used);
@@ -411,7 +420,7 @@ pub fn run_with_turn(
     work: &Arc<BackgroundWork>,
     task: &mut (dyn FnMut(BackgroundTurn) + Send),
 ) -> Result<()> {
-    let turn = BackgroundTurn::new(work);
+    let turn = BackgroundTurn::new(work).after_others();
     let nice_task = || {
         make_thread_nice(BACKGROUND_NICE);
         fault::point("background");
@@ -465,7 +474,7 @@ impl BackgroundThread {
             }
         });
         let thread = thread.map_err(|error| no_thread(&error))?;
-        let turn = BackgroundTurn::new(work);
+        let turn = BackgroundTurn::new(work).after_others();
         Ok(Self {
             giver,
             thread,
@@ -630,6 +639,17 @@ mod tests {
         // The next one pays before it begins.
         turn().check().unwrap();
         assert!(lock(&work.used).busy.is_some());
+    }
+
+    #[test]
+    fn a_turn_after_others_pauses_before_its_first_step() {
+        let owed = Duration::from_secs(3600);
+        let (begun, work) = (Instant::now(), BackgroundWork::owing(owed));
+        let mut turn = BackgroundTurn::of_this_thread(&work).after_others();
+        assert!(turn.until >= begun + owed);
+        assert!(turn.give_way());
+        let turn = BackgroundTurn::of_this_thread(&Arc::default()).after_others();
+        assert!(turn.until <= Instant::now());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::codec::gzip::{DECODER_BYTES, Decoder};
 use crate::error::{Error, Kind, Result};
 use crate::fault;
 use crate::files::hash::Hasher;
-use crate::files::{Condition, RangedWrite, SplicePipe, Upload};
+use crate::files::{Condition, Input, RangedWrite, SplicePipe, Upload};
 use crate::limits::ledger::{Charge, Item, Ledger};
 use crate::sys::{Events, PollEntry, poll};
 use crate::threads::priority::{BackgroundTurn, BackgroundWork};
@@ -246,8 +246,8 @@ fn wait_for_room(upload: &Upload<'_>, client: &mut dyn Peer) -> Result<()> {
     Err(upload.unread())
 }
 
-/// What a client sends, as a buffered reader that gives way to others each time that it is asked for bytes: what
-/// becomes of them may cost much. Why the source broke off is kept.
+/// What a client sends, as a buffered reader that gives way to others each time that it is asked for bytes, and before the
+/// first ones: what becomes of them may cost much. Why the source broke off is kept.
 pub struct UploadReader<'s, S: UploadSource> {
     source: &'s mut S,
     turn: BackgroundTurn,
@@ -263,7 +263,7 @@ impl<'s, S: UploadSource> UploadReader<'s, S> {
     pub fn new(source: &'s mut S, work: &Arc<BackgroundWork>, ledger: &Arc<Ledger>) -> Self {
         let charge = ledger.charge_up_to(Item::Bodies, READ_BYTES, LEAST_READ_BYTES);
         Self {
-            turn: BackgroundTurn::of_this_thread(work),
+            turn: BackgroundTurn::of_this_thread(work).after_others(),
             client: WhileConnected::new(source.client()),
             source,
             buffer: vec![0; charge.bytes()],
@@ -284,11 +284,24 @@ impl<'s, S: UploadSource> UploadReader<'s, S> {
     }
 }
 
+impl<S: UploadSource> Input for UploadReader<'_, S> {
+    fn fill(&mut self) -> io::Result<&[u8]> {
+        self.fill_buf()
+    }
+
+    fn used(&mut self, count: usize) {
+        self.consume(count);
+    }
+
+    fn give_way(&mut self) -> io::Result<()> {
+        let passed = self.turn.pass(&mut || self.client.check());
+        passed.map_err(|stopped| self.break_off(unless_stopped(stopped).into()))
+    }
+}
+
 impl<S: UploadSource> BufRead for UploadReader<'_, S> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        if let Err(stopped) = self.turn.pass(&mut || self.client.check()) {
-            return Err(self.break_off(unless_stopped(stopped).into()));
-        }
+        self.give_way()?;
         if self.unread.is_empty() {
             match self.source.read(&mut self.buffer) {
                 Ok(count) => self.unread = 0..count,

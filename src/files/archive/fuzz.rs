@@ -3,6 +3,7 @@
 
 use std::io::BufReader;
 
+use super::input::CountedInput;
 use super::members::{Member, MemberKind, Members};
 use super::write::{MemberHeader, append_member};
 use crate::error::Result;
@@ -68,7 +69,8 @@ fn an_archive_has_the_same_members_however_it_arrives() {
 
 /// Reads everything and keeps nothing.
 fn drain(input: &[u8]) -> Result<()> {
-    let mut members = Members::new(input, charge())?;
+    let mut input = CountedInput(input, 0);
+    let mut members = Members::new(&mut input, true, charge())?;
     while members.next()?.is_some() {
         members.read_content(|_, _| Ok(()))?;
     }
@@ -84,7 +86,8 @@ fn read(input: &[u8], capacity: usize) -> (Vec<Whole>, Option<String>) {
 
 fn read_into(found: &mut Vec<Whole>, input: &[u8], capacity: usize) -> Result<()> {
     let mut left = MAX_CONTENT_BYTES;
-    let mut members = Members::new(BufReader::with_capacity(capacity, input), charge())?;
+    let mut input = CountedInput(BufReader::with_capacity(capacity, input), 0);
+    let mut members = Members::new(&mut input, true, charge())?;
     while let Some(member) = members.next()? {
         let mut content = Vec::new();
         members.read_content(|offset, bytes| {

@@ -13,15 +13,31 @@ pub trait Input {
     fn fill(&mut self) -> io::Result<&[u8]>;
     /// As [`BufRead::consume`].
     fn used(&mut self, count: usize);
+    /// Gives way to others. What is made of a few bytes may take long, so this is called between steps of microseconds, and
+    /// costs next to nothing mostly.
+    ///
+    /// # Errors
+    /// Nobody wants the archive any more.
+    fn give_way(&mut self) -> io::Result<()>;
 }
 
-impl<R: BufRead> Input for R {
+/// What is in memory, and how often it gave way.
+#[cfg(test)]
+pub struct CountedInput<R>(pub R, pub usize);
+
+#[cfg(test)]
+impl<R: BufRead> Input for CountedInput<R> {
     fn fill(&mut self) -> io::Result<&[u8]> {
-        self.fill_buf()
+        self.0.fill_buf()
     }
 
     fn used(&mut self, count: usize) {
-        self.consume(count);
+        self.0.consume(count);
+    }
+
+    fn give_way(&mut self) -> io::Result<()> {
+        self.1 += 1;
+        Ok(())
     }
 }
 

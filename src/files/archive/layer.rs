@@ -5,7 +5,7 @@
 //! twice: first for them, and to check its digests before anything of the tree is changed.
 
 use std::fs::File;
-use std::io::{self, Cursor, Read, Seek};
+use std::io::{self, BufRead, Chain, Cursor, Read, Seek};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::codec::gzip::{self, DECODER_BYTES, Decoder};
 use crate::error::{Error, Kind, Result};
 use crate::files::entry::DIRECTORY;
 use crate::files::hash::{Digest, Hasher};
-use crate::files::home::remove_home;
+use crate::files::home::remove_home_while;
 use crate::files::name::{Tree, show};
 use crate::files::root::Files;
 use crate::limits::ledger::{Item, Ledger};
@@ -44,9 +44,8 @@ pub struct Layer {
 }
 
 impl Files<'_> {
-    /// Unpacks a layer over what those below it have made of this root. What was done before an error stays. `turn` is asked
-    /// for bytes again and again: it has none, but gives way to others then, and breaks off if nobody wants the image any
-    /// more.
+    /// Unpacks a layer over what those below it have made of this root. What was done before an error stays. `turn`
+    /// is not read, but gives way to others again and again, and breaks off if nobody wants the image any more.
     ///
     /// # Errors
     /// `BadArchive` if a digest is another one; those of [`Files::unpack_root`].
@@ -72,7 +71,7 @@ impl Files<'_> {
     /// Removes what a layer hides of those below it. What cannot be unpacked is not even read.
     fn hide(&self, max_bytes: u64, input: &mut dyn Input, ledger: &Arc<Ledger>) -> Result<()> {
         let charge = ledger.charge(Item::Bodies, 0)?;
-        let mut members = Members::new(Reader(input), charge)?;
+        let mut members = Members::new(input, false, charge)?;
         let (mut bytes, mut count) = (0_u64, 0_u64);
         while let Some(member) = members.next()? {
             bytes = bytes.saturating_add(members.stored());
@@ -97,32 +96,35 @@ impl Files<'_> {
                 let text = format!("cannot unpack {}: it hides no file", show(&member.name));
                 return Err(Error::new(Kind::BadArchive, text));
             }
-            let directory = match self.way(way) {
+            let directory = match self.way(way, &mut members)? {
                 // There is nothing to hide.
                 Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => continue,
                 found => found.map_err(|errno| Error::system("cannot unpack a layer", errno))?,
             };
             if *name == OPAQUE {
-                clear(&directory)?;
+                clear(&directory, &mut members)?;
             } else {
-                remove_home(&directory, hidden, None)?;
+                remove(&directory, hidden, &mut members)?;
             }
         }
         Ok(())
     }
 
     /// Opens a directory below the root without following links.
-    fn way(&self, parts: &[&[u8]]) -> nix::Result<OwnedFd> {
-        let mut directory = self.resolve_in(self.start(Tree::Main)?, b".", DIRECTORY)?;
+    fn way(&self, parts: &[&[u8]], members: &mut Members<'_>) -> Result<nix::Result<OwnedFd>> {
+        let start = self.start(Tree::Main);
+        let mut directory = start.and_then(|start| self.resolve_in(start, b".", DIRECTORY));
         for part in parts {
-            directory = self.resolve_in(&directory, part, DIRECTORY | OFlag::O_NOFOLLOW)?;
+            members.give_way()?;
+            let flags = DIRECTORY | OFlag::O_NOFOLLOW;
+            directory = directory.and_then(|above| self.resolve_in(&above, part, flags));
         }
         Ok(directory)
     }
 }
 
 /// Removes all that is in a directory.
-fn clear(directory: &OwnedFd) -> Result<()> {
+fn clear(directory: &OwnedFd, members: &mut Members<'_>) -> Result<()> {
     let failed = |errno| Error::system("cannot unpack a layer", errno);
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let listed = openat(directory, ".", flags, Mode::empty()).and_then(Dir::from_fd);
@@ -130,10 +132,20 @@ fn clear(directory: &OwnedFd) -> Result<()> {
         let entry = entry.map_err(failed)?;
         let name = entry.file_name().to_bytes();
         if !matches!(name, b"." | b"..") {
-            remove_home(directory, name, None)?;
+            remove(directory, name, members)?;
         }
     }
     Ok(())
+}
+
+/// Removes a file, or a directory with all that is in it. Gives way before each name.
+pub(super) fn remove(directory: &OwnedFd, name: &[u8], members: &mut Members<'_>) -> Result<()> {
+    let mut passed = Ok(());
+    remove_home_while(directory, name, &mut || {
+        passed = members.give_way();
+        passed.is_ok()
+    })?;
+    passed
 }
 
 impl Layer {
@@ -159,11 +171,11 @@ impl Layer {
         let mut stored = Hashed(&mut pieces, hasher());
         let (stored, plain) = if is_compressed {
             let archive = Cursor::new(Vec::new()).chain(Reader(&mut stored));
-            let mut decoder = Decoder::new(archive);
-            let mut plain = Hashed(&mut decoder, hasher());
+            let mut inflated = Inflated(Decoder::new(archive));
+            let mut plain = Hashed(&mut inflated, hasher());
             take(&mut plain)?;
             let plain = plain.finish();
-            drop(decoder);
+            drop(inflated);
             (stored.finish(), plain)
         } else {
             take(&mut stored)?;
@@ -184,7 +196,7 @@ impl Layer {
     }
 }
 
-/// A file in pieces, before each of which others have their turn.
+/// A file in pieces. Others have their turn whenever one is asked for: it may be the first of much that is compressed.
 struct Pieces<'p> {
     file: &'p mut File,
     turn: &'p mut dyn Input,
@@ -194,8 +206,8 @@ struct Pieces<'p> {
 
 impl Input for Pieces<'_> {
     fn fill(&mut self) -> io::Result<&[u8]> {
+        self.give_way()?;
         if self.unread.is_empty() {
-            self.turn.fill()?;
             self.unread = 0..self.file.read(&mut self.piece)?;
         }
         Ok(&self.piece[self.unread.clone()])
@@ -203,6 +215,27 @@ impl Input for Pieces<'_> {
 
     fn used(&mut self, count: usize) {
         self.unread.start += count;
+    }
+
+    fn give_way(&mut self) -> io::Result<()> {
+        self.turn.give_way()
+    }
+}
+
+/// What is in a layer that is compressed.
+struct Inflated<'p>(Decoder<Chain<Cursor<Vec<u8>>, Reader<'p>>>);
+
+impl Input for Inflated<'_> {
+    fn fill(&mut self) -> io::Result<&[u8]> {
+        self.0.fill_buf()
+    }
+
+    fn used(&mut self, count: usize) {
+        self.0.consume(count);
+    }
+
+    fn give_way(&mut self) -> io::Result<()> {
+        self.0.input().get_mut().1.0.give_way()
     }
 }
 
@@ -228,5 +261,9 @@ impl Input for Hashed<'_> {
             hasher.feed(&bytes[..count.min(bytes.len())]);
         }
         self.0.used(count);
+    }
+
+    fn give_way(&mut self) -> io::Result<()> {
+        self.0.give_way()
     }
 }

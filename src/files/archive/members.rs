@@ -12,6 +12,7 @@ use std::fmt::Display;
 use std::io::{self, BufRead, Chain, Cursor, ErrorKind, Read as _};
 
 use super::header::{BLOCK, Block, Dialect, Header, Time, sparse_parts};
+use super::input::{Input, Reader};
 use super::pax::{Records, Sparse, decimal};
 use crate::codec::gzip::{self, DECODER_BYTES, Decoder};
 use crate::error::{Error, Kind, Result};
@@ -78,8 +79,10 @@ pub(super) struct Member {
 }
 
 /// An archive that is being read.
-pub(super) struct Members<R: BufRead> {
-    input: TarStream<Chain<Cursor<Vec<u8>>, R>>,
+pub(super) struct Members<'i> {
+    input: TarStream<'i>,
+    /// Whether extended attributes are wanted.
+    has_attributes: bool,
     /// For extensions, and for the decompressor.
     charge: Charge,
     /// What is charged in any case.
@@ -93,10 +96,13 @@ pub(super) struct Members<R: BufRead> {
 }
 
 /// The bytes of an archive.
-enum TarStream<R: BufRead> {
-    Plain(R),
-    Gzip(Box<Decoder<R>>),
+enum TarStream<'i> {
+    Plain(Stored<'i>),
+    Gzip(Box<Decoder<Stored<'i>>>),
 }
+
+/// The first bytes, and the others.
+type Stored<'i> = Chain<Cursor<Vec<u8>>, Reader<'i>>;
 
 /// The data of a member in the archive.
 #[derive(Default)]
@@ -109,12 +115,18 @@ struct Content {
     parts: Vec<(u64, u64)>,
 }
 
-impl<R: BufRead> Members<R> {
-    /// Finds out how an archive is compressed. Memory is added to `charge`.
+impl<'i> Members<'i> {
+    /// Finds out how an archive is compressed. Memory is added to `charge`. Extended attributes are left out unless it
+    /// `has_attributes`.
     ///
     /// # Errors
     /// `Unsupported` for what other programs made; `OverLimit`; or the source fails.
-    pub(super) fn new(mut input: R, mut charge: Charge) -> Result<Self> {
+    pub(super) fn new(
+        input: &'i mut dyn Input,
+        has_attributes: bool,
+        mut charge: Charge,
+    ) -> Result<Self> {
+        let mut input = Reader(input);
         // However few bytes the source hands over at a time.
         let mut first = Vec::new();
         (&mut input)
@@ -145,6 +157,7 @@ impl<R: BufRead> Members<R> {
         };
         Ok(Self {
             input,
+            has_attributes,
             charge,
             base_charge,
             global: Records::default(),
@@ -158,6 +171,25 @@ impl<R: BufRead> Members<R> {
             TarStream::Plain(input) => input,
             TarStream::Gzip(input) => &mut **input,
         }
+    }
+
+    /// Gives way to others, compressed or not: few bytes may be much of an archive, and few of that much work.
+    ///
+    /// # Errors
+    /// Nobody wants the archive any more.
+    pub(super) fn give_way(&mut self) -> Result<()> {
+        let stored = match &mut self.input {
+            TarStream::Plain(input) => input,
+            TarStream::Gzip(input) => input.input(),
+        };
+        let passed = stored.get_mut().1.0.give_way();
+        passed.map_err(|error| unreadable(&error))
+    }
+
+    /// The next bytes, at least one. Gives way before.
+    fn filled(&mut self) -> Result<&[u8]> {
+        self.give_way()?;
+        filled(self.input())
     }
 
     /// The next member; `None` at the end of the archive.
@@ -184,17 +216,16 @@ impl<R: BufRead> Members<R> {
             match header.typeflag {
                 b'x' | b'X' => {
                     let data = self.read_extension(header.size)?;
-                    records.read(&data).map_err(bad)?;
+                    records.read(&data, self.has_attributes).map_err(bad)?;
                 }
                 b'g' => {
                     let data = self.read_extension(header.size)?;
-                    self.global.read(&data).map_err(bad)?;
+                    self.global.read(&data, false).map_err(bad)?;
                     // What belongs to one member only.
                     self.global.path = None;
                     self.global.link = None;
                     self.global.size = None;
                     self.global.sparse = Sparse::default();
-                    self.global.attributes = Vec::new();
                     records = self.global.clone();
                     is_extended = false;
                 }
@@ -288,7 +319,7 @@ impl<R: BufRead> Members<R> {
             let (mut offset, mut left) = (offset, length);
             while left > 0 {
                 let most = usize::try_from(left).unwrap_or(usize::MAX);
-                let found = filled(self.input())?;
+                let found = self.filled()?;
                 let piece = &found[..found.len().min(most)];
                 take(offset, piece)?;
                 let count = piece.len();
@@ -313,7 +344,7 @@ impl<R: BufRead> Members<R> {
         } = std::mem::take(&mut self.content);
         let mut left = stored + padding;
         while left > 0 {
-            let found = filled(self.input())?.len();
+            let found = self.filled()?.len();
             let count = usize::try_from(left).map_or(found, |left| left.min(found));
             self.input().consume(count);
             left -= count as u64;
@@ -330,6 +361,7 @@ impl<R: BufRead> Members<R> {
     }
 
     fn read_exact(&mut self, buffer: &mut [u8]) -> Result<()> {
+        self.give_way()?;
         self.input()
             .read_exact(buffer)
             .map_err(|error| unreadable(&error))
@@ -437,6 +469,7 @@ impl<R: BufRead> Members<R> {
         }
         let mut padding = 0;
         loop {
+            self.give_way()?;
             let found = self
                 .input()
                 .fill_buf()

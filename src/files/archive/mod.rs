@@ -18,9 +18,13 @@ mod pack;
 mod parts;
 mod pax;
 mod staging;
+#[cfg(test)]
+mod turns;
 mod unpack;
 mod write;
 
+#[cfg(test)]
+pub use input::CountedInput;
 pub use input::Input;
 pub use layer::Layer;
 pub use pack::{BrokenOff, Extent, Packed, Packing, SENT_BYTES, Sink, Source};

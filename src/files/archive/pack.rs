@@ -47,7 +47,7 @@ const MAX_ATTRIBUTE_BYTES: usize = 512 << 10;
 const HARD_LINK_BYTES: usize = 128;
 
 /// How many names are passed without sending anything before the client is looked at.
-const NAMES_BETWEEN_LOOKS: u32 = 256;
+const NAMES_BETWEEN_LOOKS: u32 = 16;
 
 /// What is packed, opened when the request came: what became of its path since does not matter.
 pub enum Source {

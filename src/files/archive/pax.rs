@@ -12,7 +12,7 @@ pub(super) struct Records {
     pub(super) uid: Option<u64>,
     pub(super) gid: Option<u64>,
     pub(super) modified: Option<Time>,
-    /// Extended attributes that [are kept](is_kept).
+    /// Extended attributes that [are kept](is_kept), by their names.
     pub(super) attributes: Vec<Attribute>,
     pub(super) sparse: Sparse,
 }
@@ -46,8 +46,9 @@ pub(super) fn is_kept(name: &str) -> bool {
 const MAX_MAP: usize = 1 << 17;
 
 impl Records {
-    /// Adds the records of an extended header: `LENGTH KEY=VALUE\n`, where the length counts all of it.
-    pub(super) fn read(&mut self, mut data: &[u8]) -> Result<(), Malformed> {
+    /// Adds the records of an extended header: `LENGTH KEY=VALUE\n`, where the length counts all of it. Those of extended
+    /// attributes only if it `has_attributes`.
+    pub(super) fn read(&mut self, mut data: &[u8], has_attributes: bool) -> Result<(), Malformed> {
         while !data.is_empty() {
             let broken = || "a pax record is broken".to_owned();
             let blank = data.iter().take(20).position(|byte| *byte == b' ');
@@ -58,7 +59,9 @@ impl Records {
             let record = record[blank + 1..].strip_suffix(b"\n").ok_or_else(broken)?;
             let equals = record.iter().position(|byte| *byte == b'=');
             let (key, value) = record.split_at(equals.filter(|at| *at > 0).ok_or_else(broken)?);
-            self.set(key, &value[1..])?;
+            if has_attributes || !key.starts_with(ATTRIBUTE.as_bytes()) {
+                self.set(key, &value[1..])?;
+            }
             data = rest;
         }
         Ok(())
@@ -117,14 +120,19 @@ impl Records {
     }
 
     fn set_attribute(&mut self, name: &str, value: &[u8]) -> Result<(), Malformed> {
-        self.attributes.retain(|known| known.name != name);
-        if self.attributes.len() == MAX_ATTRIBUTES {
-            return Err("it has too many extended attributes".to_owned());
+        // By search in order: a header has room for tens of thousands of records, all of which may repeat names.
+        let known = &mut self.attributes;
+        let place = known.binary_search_by(|own| own.name.as_str().cmp(name));
+        match place {
+            Ok(at) => known[at].value = value.to_vec(),
+            Err(_) if known.len() == MAX_ATTRIBUTES => {
+                return Err("it has too many extended attributes".to_owned());
+            }
+            Err(at) => {
+                let (name, value) = (name.to_owned(), value.to_vec());
+                known.insert(at, Attribute { name, value });
+            }
         }
-        self.attributes.push(Attribute {
-            name: name.to_owned(),
-            value: value.to_vec(),
-        });
         Ok(())
     }
 }
@@ -174,7 +182,7 @@ mod tests {
 
     fn read(data: &[u8]) -> Result<Records, Malformed> {
         let mut records = Records::default();
-        records.read(data).map(|()| records)
+        records.read(data, true).map(|()| records)
     }
 
     /// A record with its length, which counts its own digits.
@@ -216,11 +224,32 @@ mod tests {
             value: value.to_vec(),
         };
         let kept = [
-            attribute("user.a", b"\0\n9 x"),
             attribute("security.capability", b"\x01"),
+            attribute("user.a", b"\0\n9 x"),
             attribute("user.\u{ff}", b""),
         ];
         assert_eq!(records.attributes, kept);
+    }
+
+    #[test]
+    fn attributes_are_bounded_and_repeated_ones_replaced() {
+        let key = |name: usize| format!("{ATTRIBUTE}user.{name}");
+        let mut data = Vec::new();
+        // The highest first: each goes before the others.
+        for name in (0..MAX_ATTRIBUTES).rev().chain(0..MAX_ATTRIBUTES) {
+            data.extend(record(&key(name), name.to_string().as_bytes()));
+        }
+        let records = read(&data).unwrap();
+        assert_eq!(records.attributes.len(), MAX_ATTRIBUTES);
+        for Attribute { name, value } in &records.attributes {
+            assert_eq!(name.as_bytes(), [b"user.", &value[..]].concat());
+        }
+        data.extend(record(&key(MAX_ATTRIBUTES), b""));
+        read(&data).unwrap_err();
+        // Who keeps none bounds none.
+        let mut records = Records::default();
+        records.read(&data, false).unwrap();
+        assert_eq!(records, Records::default());
     }
 
     #[test]

@@ -12,7 +12,6 @@
 //! remembered of names (`known`), how attributes are set (`attributes`), and how what is complete takes its
 //! place (`staging`).
 
-use std::io::BufRead;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -24,8 +23,9 @@ use nix::unistd::{Gid, Uid, UnlinkatFlags, ftruncate, mkfifoat};
 
 use super::attributes::Attributes;
 use super::header::Time;
-use super::input::{Input, Reader};
+use super::input::Input;
 use super::known::Known;
+use super::layer::remove;
 use super::members::{Member, MemberKind, Members};
 use super::parts::parts;
 use super::staging::{StagedFile, StagingTree};
@@ -36,7 +36,6 @@ use crate::files::SkipReason;
 use crate::files::condition::Turn;
 use crate::files::describe::Attribute;
 use crate::files::entry::{DIRECTORY, FileKind, Identity};
-use crate::files::home::remove_home;
 use crate::files::name::{FilePath, show};
 use crate::files::rename::replace_by;
 use crate::files::root::{Files, Missing, Root};
@@ -310,7 +309,7 @@ impl<'f> Tree<'f> {
         ledger: &Arc<Ledger>,
     ) -> Result<(Unpacked, Attributes)> {
         let charge = ledger.charge(Item::Bodies, 0)?;
-        let mut members = Members::new(Reader(input), charge)?;
+        let mut members = Members::new(input, self.is_root(), charge)?;
         while let Some(member) = members
             .next()
             .map_err(|error| self.explained(error, None))?
@@ -318,8 +317,8 @@ impl<'f> Tree<'f> {
             self.take(&member, &mut members)
                 .map_err(|error| self.explained(error, Some(&member)))?;
         }
-        self.go_to(&[])
-            .map_err(|errno| self.explained(Error::system("cannot unpack", errno), None))?;
+        self.enter(&[], &mut members)
+            .map_err(|error| self.explained(error, None))?;
         Ok((std::mem::take(&mut self.done), self.top))
     }
 
@@ -335,7 +334,7 @@ impl<'f> Tree<'f> {
             .with("bytes", Detail::Number(bytes))
     }
 
-    fn take<R: BufRead>(&mut self, member: &Member, members: &mut Members<R>) -> Result<()> {
+    fn take(&mut self, member: &Member, members: &mut Members<'_>) -> Result<()> {
         self.stored = self.stored.saturating_add(members.stored());
         self.check_bytes(self.stored)?;
         let Some(parts) = parts(&member.name, self.options.strip).map_err(refused)? else {
@@ -348,7 +347,7 @@ impl<'f> Tree<'f> {
         let attributes = self.attributes(member)?;
         let Some((_, way)) = parts.split_last() else {
             return match member.kind {
-                MemberKind::Directory => self.take_base(attributes, member),
+                MemberKind::Directory => self.take_base(attributes, member, members),
                 _ => Err(refused("it has the name of the directory itself")),
             };
         };
@@ -361,17 +360,17 @@ impl<'f> Tree<'f> {
             _ => {}
         }
         if member.kind == MemberKind::Directory {
-            return self.take_directory(&parts, attributes, member);
+            return self.take_directory(&parts, attributes, member, members);
         }
         self.count()?;
-        self.enter(way)?;
-        if !self.replaces(member) && !self.has_room(&parts, member)? {
+        self.enter(way, members)?;
+        if !self.replaces(member) && !self.has_room(&parts, member, members)? {
             self.skip(member, SkipReason::Exists);
             return Ok(());
         }
         match member.kind {
             MemberKind::Symlink => self.take_link(&parts, member, attributes),
-            MemberKind::HardLink => self.take_hard_link(&parts, member),
+            MemberKind::HardLink => self.take_hard_link(&parts, member, members),
             MemberKind::Other(_) => self.take_pipe(&parts, member, attributes),
             _ => self.take_file(&parts, attributes, member, members),
         }
@@ -463,20 +462,28 @@ impl<'f> Tree<'f> {
 
     /// What a member says of the directory that the archive is unpacked in. One that was there before
     /// keeps what it has.
-    fn take_base(&mut self, attributes: Attributes, member: &Member) -> Result<()> {
+    fn take_base(
+        &mut self,
+        attributes: Attributes,
+        member: &Member,
+        members: &mut Members<'_>,
+    ) -> Result<()> {
         if let (true, Some(base)) = (self.is_new, &self.base) {
             self.top = attributes;
-            self.extend_directory(base, member)?;
+            self.extend_directory(base, member, members)?;
         }
         Ok(())
     }
 
     /// Gives a file of a root its extended attributes.
-    fn extend(&self, file: BorrowedFd<'_>, member: &Member) -> Result<()> {
+    fn extend(
+        &self,
+        file: BorrowedFd<'_>,
+        member: &Member,
+        members: &mut Members<'_>,
+    ) -> Result<()> {
         for Attribute { name, value } in &member.attributes {
-            if !self.is_root() {
-                break;
-            }
+            members.give_way()?;
             self.take_room((name.len() + value.len()) as u64)?;
             set_attribute(file, name, value).map_err(|errno| match errno {
                 Errno::ENOSPC | Errno::EDQUOT => self.member_error(member, errno),
@@ -489,15 +496,20 @@ impl<'f> Tree<'f> {
         Ok(())
     }
 
-    fn extend_directory(&self, directory: &OwnedFd, member: &Member) -> Result<()> {
-        if member.attributes.is_empty() || !self.is_root() {
+    fn extend_directory(
+        &self,
+        directory: &OwnedFd,
+        member: &Member,
+        members: &mut Members<'_>,
+    ) -> Result<()> {
+        if member.attributes.is_empty() {
             return Ok(());
         }
         // A descriptor that only leads to a file takes none.
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let opened = openat(directory, ".", flags, Mode::empty());
         let opened = opened.map_err(|errno| self.member_error(member, errno))?;
-        self.extend(opened.as_fd(), member)
+        self.extend(opened.as_fd(), member, members)
     }
 
     fn take_directory(
@@ -505,8 +517,9 @@ impl<'f> Tree<'f> {
         parts: &[&[u8]],
         attributes: Attributes,
         member: &Member,
+        members: &mut Members<'_>,
     ) -> Result<()> {
-        if self.links.get(parts).is_some() && !self.take_away_link(parts, member)? {
+        if self.links.get(parts).is_some() && !self.take_away_link(parts, member, members)? {
             self.skip(member, SkipReason::Exists);
             return Ok(());
         }
@@ -514,7 +527,7 @@ impl<'f> Tree<'f> {
             self.done.directories,
             self.options.overwrite == Overwrite::Keep,
         );
-        self.enter(parts)?;
+        self.enter(parts, members)?;
         let is_new = self.done.directories > before;
         if !is_new {
             self.count()?;
@@ -526,18 +539,23 @@ impl<'f> Tree<'f> {
             level.finally = attributes;
         }
         match self.directory_to_write() {
-            Some(directory) => self.extend_directory(directory, member),
+            Some(directory) => self.extend_directory(directory, member, members),
             None => Ok(()),
         }
     }
 
     /// Removes a link that the archive has made, in place of which it has a directory. False if the link stays.
-    fn take_away_link(&mut self, parts: &[&[u8]], member: &Member) -> Result<bool> {
+    fn take_away_link(
+        &mut self,
+        parts: &[&[u8]],
+        member: &Member,
+        members: &mut Members<'_>,
+    ) -> Result<bool> {
         let Some((name, way)) = parts.split_last() else {
             return Ok(true);
         };
-        self.enter(way)?;
-        if !self.has_room(parts, member)? {
+        self.enter(way, members)?;
+        if !self.has_room(parts, member, members)? {
             return Ok(false);
         }
         if let Some(directory) = self.directory_to_write() {
@@ -559,12 +577,12 @@ impl<'f> Tree<'f> {
         replaces && member.kind == MemberKind::File
     }
 
-    fn take_file<R: BufRead>(
+    fn take_file(
         &mut self,
         parts: &[&[u8]],
         attributes: Attributes,
         member: &Member,
-        members: &mut Members<R>,
+        members: &mut Members<'_>,
     ) -> Result<()> {
         let bytes = self.done.bytes.saturating_add(member.size);
         self.check_bytes(bytes)?;
@@ -574,7 +592,12 @@ impl<'f> Tree<'f> {
             let mut staged = StagedFile::make(directory).map_err(failed)?;
             let file = &staged.file;
             let mut end = 0;
+            let keeps_holes = self.is_root();
             members.read_content(|offset, bytes| {
+                // A copy of a root has its holes as zeros, and there may be more of them than the disk has room for.
+                if keeps_holes && bytes.iter().all(|byte| *byte == 0) {
+                    return Ok(());
+                }
                 end = offset + bytes.len() as u64;
                 file.write_all_at(bytes, offset).map_err(|error| {
                     let name = show(&member.name);
@@ -587,11 +610,11 @@ impl<'f> Tree<'f> {
             }
             attributes.apply(file).map_err(failed)?;
             // After the owner, with whom the kernel takes them away.
-            self.extend(file.as_fd(), member)?;
+            self.extend(file.as_fd(), member, members)?;
             match staged.take_new_name(name) {
                 Err(Errno::EEXIST) if self.replaces(member) => {
                     let _turn = Turn::at(directory, name, show(&member.name))?;
-                    self.has_room(parts, member)?;
+                    self.has_room(parts, member, members)?;
                     staged.take_name(name)
                 }
                 other => other,
@@ -650,7 +673,12 @@ impl<'f> Tree<'f> {
     }
 
     /// Makes a hard link to a file of the tree.
-    fn take_hard_link(&mut self, at: &[&[u8]], member: &Member) -> Result<()> {
+    fn take_hard_link(
+        &mut self,
+        at: &[&[u8]],
+        member: &Member,
+        members: &mut Members<'_>,
+    ) -> Result<()> {
         let Some(name) = at.last() else {
             return Ok(());
         };
@@ -671,6 +699,7 @@ impl<'f> Tree<'f> {
             };
             let mut above = openat(base, ".", DIRECTORY, Mode::empty()).map_err(failed)?;
             for part in way {
+                members.give_way()?;
                 let flags = DIRECTORY | OFlag::O_NOFOLLOW;
                 above = self
                     .files
@@ -715,7 +744,12 @@ impl<'f> Tree<'f> {
     }
 
     /// Checks what is at a member's place. False if that stays.
-    fn has_room(&self, parts: &[&[u8]], member: &Member) -> Result<bool> {
+    fn has_room(
+        &self,
+        parts: &[&[u8]],
+        member: &Member,
+        members: &mut Members<'_>,
+    ) -> Result<bool> {
         let existing = match (self.directory(), parts.last()) {
             (Some(directory), Some(name)) => status_of(directory, name),
             _ => Ok(None),
@@ -728,7 +762,7 @@ impl<'f> Tree<'f> {
         match (kind, self.options.overwrite) {
             (Some(FileKind::Directory), _) if self.is_layer() => {
                 if let (Some(directory), Some(name)) = (self.directory(), parts.last()) {
-                    remove_home(directory, name, None)?;
+                    remove(directory, name, members)?;
                 }
                 Ok(true)
             }
@@ -745,28 +779,30 @@ impl<'f> Tree<'f> {
             .error(format_args!("cannot unpack {name}"), errno)
     }
 
-    /// Goes to a directory of the tree, and makes what is missing on the way.
-    fn enter(&mut self, parts: &[&[u8]]) -> Result<()> {
+    /// Goes to a directory of the tree, and makes what is missing on the way. Gives way at each level: two members may be
+    /// hundreds of levels apart.
+    fn enter(&mut self, parts: &[&[u8]], members: &mut Members<'_>) -> Result<()> {
         let known = self.levels[1..]
             .iter()
             .zip(parts)
             .take_while(|(level, part)| level.name == **part)
             .count();
         let failed = |errno| {
-            let name = show(&parts.join(&b'/'));
+            let name = if parts.is_empty() {
+                &[&b"."[..]]
+            } else {
+                parts
+            };
+            let name = show(&name.join(&b'/'));
             Error::system(format_args!("cannot unpack {name}"), errno)
         };
-        self.go_to(&parts[..known]).map_err(failed)?;
-        for depth in known..parts.len() {
-            self.descend(&parts[..=depth])?;
+        while self.levels.len() > known + 1 {
+            members.give_way()?;
+            self.leave().map_err(failed)?;
         }
-        Ok(())
-    }
-
-    /// Goes up to the directory of these parts, which is on the way.
-    fn go_to(&mut self, parts: &[&[u8]]) -> nix::Result<()> {
-        while self.levels.len() > parts.len() + 1 {
-            self.leave()?;
+        for depth in known..parts.len() {
+            members.give_way()?;
+            self.descend(&parts[..=depth])?;
         }
         Ok(())
     }
@@ -915,7 +951,7 @@ impl<'f> Tree<'f> {
 impl Drop for Tree<'_> {
     fn drop(&mut self) {
         // After an error: directories that were opened up must not stay like that.
-        let _ = self.go_to(&[]);
+        while self.levels.len() > 1 && self.leave().is_ok() {}
     }
 }
 

@@ -157,6 +157,7 @@ fn shown(time: Time) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::archive::CountedInput;
     use crate::files::archive::members::Members;
     use crate::limits::ledger::{Budget, Item};
 
@@ -197,11 +198,12 @@ mod tests {
                     append_member(&mut out, &entry);
                     append_report(&mut out, b"{}");
                     out.resize(out.len() + 2 * BLOCK, 0);
+                    let mut archive = CountedInput(&out[..], 0);
                     let charge = Budget::new(1 << 30)
                         .whole()
                         .charge(Item::Bodies, 0)
                         .unwrap();
-                    let mut members = Members::new(&out[..], charge).unwrap();
+                    let mut members = Members::new(&mut archive, true, charge).unwrap();
                     let member = members.next().unwrap().unwrap();
                     assert_eq!(member.name, path);
                     assert_eq!((member.link.as_slice(), member.mode), (link, 0o7755));

@@ -1,12 +1,12 @@
 //! Archives of the machine that a start imports, each content once.
 
 use std::fs::File;
-use std::io::{BufReader, Read, Seek};
+use std::io::{Read, Seek};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Origin, Store};
+use super::{GivesWay, Origin, Store};
 use crate::error::{Error, Kind, Result};
 use crate::files::hash::Hasher;
 use crate::limits::ledger::Ledger;
@@ -50,7 +50,7 @@ impl Store {
             return Ok(());
         }
         file.rewind().map_err(failed)?;
-        let mut input = BufReader::with_capacity(PIECE_BYTES, &file);
+        let mut input = GivesWay::new(&file, ledger);
         let import = self.import(&mut input, ledger)?;
         if state_of(&file).map_err(failed)? != found {
             return Err(Error::new(Kind::Changed, "it was changed meanwhile"));

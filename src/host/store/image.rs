@@ -104,9 +104,10 @@ impl Image {
         let text = [b"{\"images\":", &*text, b"}"].concat();
         let list = Fields::parse(&text)?.required("images", "an array")?;
         let mut images = elements("manifest.json", list)?;
-        let (Some(image), true) = (images.pop(), images.is_empty()) else {
-            return Err(not_one(images.len() + 1));
-        };
+        let image = images.pop().ok_or_else(|| not_one("no"))?;
+        if !images.is_empty() {
+            return Err(not_one("several"));
+        }
         let mut image = Fields::parse(image.get().as_bytes())?;
         let mut config = Part::at(&image.required_string("Config")?);
         // Most programs name it by its digest.
@@ -239,25 +240,23 @@ impl<'d> Descriptor<'d> {
 
 /// The image of a list that is for this machine.
 fn choose(list: &RawValue) -> Result<Part> {
-    let mut found = Vec::new();
+    let mut found: Option<Part> = None;
     for image in elements("manifests", list)? {
         let mut image = Descriptor::parse(image)?;
         // Several names may be those of one image.
-        let is_known = found
-            .iter()
-            .any(|known: &Part| known.path == image.part.path);
-        if image.is_for_this_machine()? && !is_known {
-            found.push(image.part);
+        let is_known = |known: &Part| known.path == image.part.path;
+        if found.as_ref().is_some_and(is_known) || !image.is_for_this_machine()? {
+            continue;
         }
+        if found.is_some() {
+            return Err(not_one("several"));
+        }
+        found = Some(image.part);
     }
-    match (found.pop(), found.len()) {
-        (Some(part), 0) => Ok(part),
-        (Some(_), others) => Err(not_one(others + 1)),
-        (None, _) => Err(not_one(0)),
-    }
+    found.ok_or_else(|| not_one("no"))
 }
 
-fn not_one(count: usize) -> Error {
+fn not_one(count: &str) -> Error {
     Error::invalid(format_args!(
         "there are {count} images for this machine in it, and one is needed"
     ))

@@ -122,20 +122,24 @@ impl<R: Read> GivesWay<R> {
     pub(in crate::host) fn new(source: R, ledger: &Ledger) -> Self {
         Self {
             source: BufReader::with_capacity(PIECE_BYTES, source),
-            turn: BackgroundTurn::of_this_thread(&ledger.work),
+            turn: BackgroundTurn::of_this_thread(&ledger.work).after_others(),
         }
     }
 }
 
 impl<R: Read> Input for GivesWay<R> {
     fn fill(&mut self) -> io::Result<&[u8]> {
-        let passed = self.turn.pass(&mut || Ok(()));
-        passed.map_err(|_| io::ErrorKind::ConnectionAborted)?;
+        self.give_way()?;
         self.source.fill_buf()
     }
 
     fn used(&mut self, count: usize) {
         self.source.consume(count);
+    }
+
+    fn give_way(&mut self) -> io::Result<()> {
+        let passed = self.turn.pass(&mut || Ok(()));
+        passed.map_err(|_| io::ErrorKind::ConnectionAborted.into())
     }
 }
 

@@ -61,7 +61,7 @@ impl Archive {
         describe: &dyn Fn(&Packed) -> Vec<u8>,
     ) -> std::result::Result<(), BrokenOff> {
         let files = self.root.files()?;
-        let turn = BackgroundTurn::of_this_thread(&self.background);
+        let turn = BackgroundTurn::of_this_thread(&self.background).after_others();
         let sink = &mut GivesWay { sink, turn };
         files.pack(self.source, self.packing, &self.ledger, sink, describe)
     }

@@ -653,6 +653,20 @@ fn records_are_counted_as_they_are_written() {
     assert_eq!(record("path", b"ab"), b"11 path=ab\n");
 }
 
+#[test]
+fn extended_attributes_that_are_not_kept_are_neither_counted_nor_searched() {
+    let names: Vec<_> = (0..30_000)
+        .map(|number| format!("SCHILY.xattr.user.{}", number % 2000))
+        .collect();
+    let records: Vec<_> = names.iter().map(|name| (&name[..], &b""[..])).collect();
+    let archive = Tar::default().pax(&records).file("file", "x").end();
+    in_both_modes(|place| {
+        place.unpack("", &archive);
+        place.unpack("", &gzip(&archive));
+        assert_eq!(names_in(&place.directory), ["file"]);
+    });
+}
+
 /// How many threads of a process act on files as this user.
 fn threads_as(pid: i32, uid: u32) -> usize {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();

@@ -38,6 +38,27 @@ fn begin(server: &Server, name: &str, archive: &[u8], end: usize) -> Connection 
 }
 
 #[test]
+fn zeros_of_a_root_take_no_room_on_the_disk() {
+    needs_store!(server);
+    let zeros = vec![0; 2 << 20];
+    let all = [
+        ("zeros", zeros.clone()),
+        ("end", [&zeros[..], b"x"].concat()),
+        ("start", [b"x", &zeros[..]].concat()),
+    ];
+    let members = all.each_ref().map(|(name, content)| file(name, content));
+    let made = made(&server, "a", &with(Tar::default(), &members).end());
+    let tree = store(&server).join(id_of(&made));
+    for (name, content) in &all {
+        let path = tree.join(name);
+        assert!(fs::read(&path).unwrap() == *content, "{name}");
+        let status = fs::metadata(&path).unwrap();
+        let taken = std::os::unix::fs::MetadataExt::blocks(&status) * 512;
+        assert!(taken < 1 << 20, "{name}: {taken}");
+    }
+}
+
+#[test]
 fn the_bounds_hold_and_leave_nothing() {
     let bytes = 100_000;
     needs_store!(

@@ -353,28 +353,30 @@ fn images_are_told_from_roots_and_one_is_chosen() {
     );
     let another = files.0["index.json"].clone();
     let another = files.blob(another);
-    for wrong in [
-        json!([own, another]),
-        json!([for_machine("linux", other)]),
-        json!([]),
-    ] {
-        files.index(&wrong);
+    let refused = |files: &Files, count: &str| {
         let reply = put(&server, "a", &files.archive());
         assert_error(&reply, 400, "bad_archive");
-        assert!(
-            reply.text().contains("images for this machine"),
-            "{}",
-            reply.text()
-        );
+        let text = format!("there are {count} images for this machine");
+        assert!(reply.text().contains(&text), "{}", reply.text());
+    };
+    for (wrong, count) in [
+        (json!([own, another]), "several"),
+        (json!([another, own, another, own]), "several"),
+        (json!([for_machine("linux", other)]), "no"),
+        (json!([]), "no"),
+    ] {
+        files.index(&wrong);
+        refused(&files, count);
     }
     let mut files = image.docker();
     let mut manifest = files.read("manifest.json");
     let first = manifest[0].clone();
     manifest.as_array_mut().unwrap().push(first);
-    files
-        .0
-        .insert("manifest.json".to_owned(), manifest.to_string().into());
-    assert_error(&put(&server, "a", &files.archive()), 400, "bad_archive");
+    for (manifest, count) in [(manifest, "several"), (json!([]), "no")] {
+        let name = "manifest.json".to_owned();
+        files.0.insert(name, manifest.to_string().into());
+        refused(&files, count);
+    }
     check_tidy(&server);
 }
 
