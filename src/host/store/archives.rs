@@ -6,7 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{GivesWay, Origin, Store};
+use super::machine::GivesWay;
+use super::{Origin, Store};
 use crate::error::{Error, Kind, Result};
 use crate::files::hash::Hasher;
 use crate::limits::ledger::Ledger;
