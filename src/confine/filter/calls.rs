@@ -125,10 +125,14 @@ pub(super) const KERNEL: &Table = &[
     ),
     // The server makes a command's pipes, and their memory is charged to its user: larger ones would
     // make those of other sandboxes smaller (pipe(7), `pipe-user-pages-soft`).
+    // Whoever uses a file of a directory walks through all that asked to be told of it, without a limit but that of open
+    // files: the directories of libraries are everybody's.
     (
-        Denial::Commands(&[libc::F_SETPIPE_SZ]),
+        Denial::Commands(&[libc::F_SETPIPE_SZ, F_NOTIFY]),
         &[call("fcntl", 72, 25)],
     ),
+    // What can be read can be thrown out of the machine's memory, and has to be read from the disk for the next one.
+    (Denial::Forgetting, &[call("fadvise64", 221, 223)]),
     // Idle processes get next to no time beside busy ones. One that holds a lock of the kernel keeps everybody waiting
     // who needs the lock, for example for the entries of a directory. The other call has the policy in memory.
     (
@@ -269,6 +273,9 @@ pub(super) const SHARED_IPC: &Table = &[
         ],
     ),
 ];
+
+/// The command of fcntl(2) for news of a directory, which libc does not name.
+const F_NOTIFY: c_int = 1026;
 
 /// ioctls that type into a terminal (`TIOCSTI`, `TIOCLINUX`) or set a line discipline (`TIOCSETD`), which
 /// makes drivers of modems and buses reachable from any pseudoterminal. asm-generic/ioctls.h, which
@@ -417,6 +424,7 @@ mod tests {
             ("sched_setscheduler", libc::SYS_sched_setscheduler),
             ("seccomp", libc::SYS_seccomp),
             ("prctl", libc::SYS_prctl),
+            ("fadvise64", libc::SYS_fadvise64),
         ] {
             let listed = Architecture::COMPILED_FOR.number_of(find(name));
             assert_eq!(listed.map(i64::from), Some(number), "{name}");
@@ -442,10 +450,10 @@ mod tests {
             &[
                 16, 29, 30, 31, 41, 44, 46, 53, 54, 56, 64, 65, 66, 67, 68, 69, 70, 71, 72, 103,
                 134, 144, 153, 154, 155, 156, 157, 160, 161, 163, 164, 165, 166, 167, 168, 169,
-                170, 171, 172, 173, 175, 176, 179, 180, 206, 212, 220, 227, 240, 241, 246, 248,
-                249, 250, 272, 298, 300, 302, 304, 307, 308, 313, 314, 317, 320, 321, 323, 425,
-                426, 427, 428, 429, 430, 431, 432, 433, 435, 442, 443, 444, 447, 457, 458, 467,
-                470,
+                170, 171, 172, 173, 175, 176, 179, 180, 206, 212, 220, 221, 227, 240, 241, 246,
+                248, 249, 250, 272, 298, 300, 302, 304, 307, 308, 313, 314, 317, 320, 321, 323,
+                425, 426, 427, 428, 429, 430, 431, 432, 433, 435, 442, 443, 444, 447, 457, 458,
+                467, 470,
             ],
         ),
         (
@@ -453,9 +461,9 @@ mod tests {
             &[
                 0, 18, 25, 29, 39, 40, 41, 42, 51, 58, 60, 89, 97, 104, 105, 106, 112, 116, 119,
                 142, 161, 162, 164, 167, 170, 180, 181, 186, 187, 188, 189, 190, 191, 192, 193,
-                194, 195, 196, 197, 198, 199, 206, 208, 211, 217, 218, 219, 220, 224, 225, 241,
-                261, 262, 265, 268, 269, 273, 274, 277, 280, 282, 294, 425, 426, 427, 428, 429,
-                430, 431, 432, 433, 435, 442, 443, 444, 447, 457, 458, 467, 470,
+                194, 195, 196, 197, 198, 199, 206, 208, 211, 217, 218, 219, 220, 223, 224, 225,
+                241, 261, 262, 265, 268, 269, 273, 274, 277, 280, 282, 294, 425, 426, 427, 428,
+                429, 430, 431, 432, 433, 435, 442, 443, 444, 447, 457, 458, 467, 470,
             ],
         ),
     ];

@@ -35,6 +35,8 @@ pub(super) enum Denial {
     /// Success without effect for a change of the limit on core dumps. These are the numbers of the arguments that say which limit
     /// is meant, and where a new value is; without the latter there always is one.
     CoreLimit(u32, Option<u32>),
+    /// Success without effect for [`libc::POSIX_FADV_DONTNEED`].
+    Forgetting,
 }
 
 /// The flags of clone(2) that are denied: those for namespaces, and `CLONE_PARENT`, which would make the
@@ -183,6 +185,12 @@ impl Assembler {
                 let core = libc::RLIMIT_CORE;
                 let which = self.any_of(&[core], change, allow);
                 self.load(low_word(limit), which)
+            }
+            Denial::Forgetting => {
+                // The kernel reads an `int`.
+                let pretend = self.errno(0);
+                let advice = self.any_of(&[libc::POSIX_FADV_DONTNEED], pretend, allow);
+                self.load(low_word(3), advice)
             }
         }
     }
@@ -745,6 +753,14 @@ mod tests {
             assert_eq!(verdict("fcntl", &[1, grow, 1 << 20]), Refused(EPERM));
             assert_eq!(verdict("fcntl", &[1, grow + 1]), Allowed);
             assert_eq!(verdict("fcntl", &[1, grow - 1]), Allowed);
+            assert_eq!(verdict("fcntl", &[3, upper | 0x402, 1]), Refused(EPERM));
+        }
+        for advice in 0..8 {
+            for upper in [0, HIGH_GARBAGE] {
+                let arguments = [4, 4, 4, upper | advice, 4];
+                let expected = if advice == 4 { Refused(0) } else { Allowed };
+                assert_eq!(verdict("fadvise64", &arguments), expected);
+            }
         }
         assert_eq!(TERMINAL_COMMANDS[0], libc::TIOCSTI as c_int);
         assert_eq!(TERMINAL_COMMANDS[1], libc::TIOCLINUX as c_int);

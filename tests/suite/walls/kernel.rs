@@ -94,6 +94,7 @@ fn no_call_of_the_table_is_left_out_of_this_test() {
             "sendmmsg",
             "ioctl",
             "fcntl",
+            "fadvise64",
             "sched_setscheduler",
             "seccomp",
             "prctl",
@@ -113,6 +114,28 @@ fn no_call_of_the_table_is_left_out_of_this_test() {
             "{name} is not attempted"
         );
     }
+}
+
+/// Directories and programs that all have: nobody is told of each use of them, or throws them out of memory.
+#[test]
+fn what_is_shared_is_not_made_slow_for_others() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let code = "import fcntl, os
+shared = os.open('/usr/bin', os.O_RDONLY)
+try:
+    print(fcntl.fcntl(shared, fcntl.F_NOTIFY, fcntl.DN_ACCESS | fcntl.DN_MULTISHOT))
+except OSError as error:
+    print(error.errno)
+program = os.open('/proc/self/exe', os.O_RDONLY)
+print(os.posix_fadvise(program, 0, 0, os.POSIX_FADV_DONTNEED))";
+    let ran = server
+        .sandbox()
+        .exec(&serde_json::json!({ "cmd": ["python3", "-c", code] }));
+    let expected = format!("{}\nNone\n", libc::EPERM);
+    assert_eq!(ran.stdout, expected, "{}", ran.stderr);
 }
 
 #[test]
