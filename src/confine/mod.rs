@@ -52,7 +52,7 @@ use network::{Networks, TcpRules};
 pub use policy::{Policy, SandboxSettings};
 pub use private::{PrivateRoot, root_unavailable};
 pub use system_files::{PROGRAMS, is_among_programs};
-pub use trees::{close_unused_trees, have_trees};
+pub use trees::{check_waiting_trees, close_unused_trees, have_trees};
 
 /// PATH if the server's environment has none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

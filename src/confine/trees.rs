@@ -2,28 +2,30 @@
 //!
 //! Whoever closes an overlay last has the kernel write back the whole file system that its changes are on (`ovl_sync_fs` in
 //! fs/overlayfs/super.c). That takes as long as others write there, and cannot be interrupted. So no request and none of
-//! the server's own threads may be the last one: another reference is kept here.
+//! the server's own threads may be the last one: another reference is kept here. What is not durable is closed without that.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use crate::error::{Error, Kind, Result};
+use crate::sys;
 use crate::threads::Thread;
 use crate::threads::lock::{Mutex, lock};
 
-/// Threads that close trees at once. They wait for the same writes for the most part.
-const MOST_CLOSERS: usize = 8;
+/// With more that wait to be closed no root is made. Where the server may open few files, it is an eighth of these.
+const MOST_WAITING: usize = 256;
 
 struct Trees {
-    /// Those that are used, or wait for their end.
+    /// Those that are used, or wait for their end, the oldest first.
     kept: Vec<Arc<OwnedFd>>,
-    /// How many threads close some.
-    closers: usize,
+    /// Whether a thread closes some. A second one would wait for the same writes.
+    is_closing: bool,
 }
 
 /// All trees. The lock guards the value alone.
 static TREES: Mutex<Trees> = Mutex::new(Trees {
     kept: Vec::new(),
-    closers: 0,
+    is_closing: false,
 });
 
 /// Keeps a tree until nobody else has it.
@@ -41,16 +43,35 @@ pub fn have_trees() -> bool {
 /// Has those closed that nobody uses any more. Call it once a second as long as there are trees.
 pub fn close_unused_trees() {
     let mut trees = lock(&TREES);
-    let unused = trees.kept.iter().filter(|tree| is_unused(tree)).count();
-    let new = unused.min(MOST_CLOSERS).saturating_sub(trees.closers);
-    trees.closers += new;
-    drop(trees);
-    for _ in 0..new {
-        // Without a thread the next call tries again.
-        if Thread::new("trees").start(close_all).is_err() {
-            lock(&TREES).closers -= 1;
-        }
+    if trees.is_closing || !trees.kept.iter().any(is_unused) {
+        return;
     }
+    trees.is_closing = true;
+    drop(trees);
+    // Without a thread the next call tries again.
+    if Thread::new("trees").start(close_all).is_err() {
+        lock(&TREES).is_closing = false;
+    }
+}
+
+/// Checks that not too many wait for their end: each has a descriptor, and memory of the kernel that no limit counts.
+///
+/// # Errors
+/// `OverLimit`.
+pub fn check_waiting_trees() -> Result<()> {
+    let waiting = |trees: &Trees| trees.kept.iter().filter(|tree| is_unused(tree)).count();
+    let waiting = waiting(&lock(&TREES));
+    if waiting > 0 {
+        close_unused_trees();
+    }
+    let descriptors = sys::limits(libc::RLIMIT_NOFILE).rlim_cur / 8;
+    if waiting < MOST_WAITING.min(usize::try_from(descriptors).unwrap_or(MOST_WAITING)) {
+        return Ok(());
+    }
+    let text = format!(
+        "{waiting} roots of deleted sandboxes wait until what others write is on the disk; try again later"
+    );
+    Err(Error::new(Kind::OverLimit, text))
 }
 
 /// Nobody gets another reference to it: they are made of references.
@@ -63,10 +84,10 @@ fn close_all() {
     loop {
         let mut trees = lock(&TREES);
         let Some(at) = trees.kept.iter().position(is_unused) else {
-            trees.closers -= 1;
+            trees.is_closing = false;
             return;
         };
-        let tree = trees.kept.swap_remove(at);
+        let tree = trees.kept.remove(at);
         drop(trees);
         drop(tree);
     }
@@ -97,6 +118,24 @@ mod tests {
         };
         while !is_closed(write.write_all(b".")) {
             assert!(Instant::now() < limit, "it is open");
+        }
+
+        // As if one took long to close.
+        while std::mem::replace(&mut lock(&TREES).is_closing, true) {
+            assert!(Instant::now() < limit, "it goes on closing");
+        }
+        let file = || std::fs::File::open("/dev/null").unwrap();
+        let least = sys::limits(libc::RLIMIT_NOFILE).rlim_cur / 8;
+        for _ in 0..MOST_WAITING.min(usize::try_from(least).unwrap()) {
+            check_waiting_trees().unwrap();
+            drop(keep(file().into()));
+        }
+        let refused = check_waiting_trees().unwrap_err();
+        assert_eq!(refused.kind(), Kind::OverLimit);
+        lock(&TREES).is_closing = false;
+        close_unused_trees();
+        while check_waiting_trees().is_err() {
+            assert!(Instant::now() < limit, "they wait");
         }
     }
 }
