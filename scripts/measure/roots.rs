@@ -163,10 +163,9 @@ fn imports(
     let bytes = fs::read(&archive).unwrap();
     let unpacked = scratch.path("unpacked");
     let [mut imported, mut floor, mut made] = [(); 3].map(|()| Samples::default());
+    let put = request("PUT", "/v1/snapshots?name=whole", "", bytes.len(), &bytes);
     for _ in 0..plan.rounds {
-        let target = "/v1/snapshots?name=whole";
         imported.time(|| {
-            let put = request("PUT", target, "", bytes.len(), &bytes);
             client.stream.write_all(&put).unwrap();
             let reply = client.reply();
             assert!(reply.contains(r#""id":"s-"#), "{reply}");
