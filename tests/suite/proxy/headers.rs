@@ -184,16 +184,17 @@ fn no_other_spelling_of_a_field_of_the_proxy_reaches_the_server() {
         ] {
             for other in ["_", ".", "~"] {
                 let spelling = name.replace('-', other);
+                // No digits: tickets have any of them.
                 let headers = [
                     ("Connection", "x-hop, X_Own_Hop"),
-                    (&*spelling, "666"),
-                    (&*spelling.to_lowercase(), "666"),
+                    (&*spelling, "zzz"),
+                    (&*spelling.to_lowercase(), "zzz"),
                 ];
                 let mut client = Way::connect(&server);
                 let reply = way.request(&mut client, "GET", "/", &headers, b"");
                 assert_eq!(reply.text(), "fine", "{} {spelling}", way.name);
                 let head = backend.next().head;
-                assert!(!head.contains("666"), "{} {spelling}: {head}", way.name);
+                assert!(!head.contains("zzz"), "{} {spelling}: {head}", way.name);
             }
         }
         // Beside the field itself, which frames the body.
