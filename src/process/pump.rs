@@ -378,8 +378,10 @@ impl Pump {
     pub fn timer(&self) -> Option<Instant> {
         let recheck = self.recheck.map(|recheck| recheck.at);
         let deadline = self.deadline.map(|at| self.owner.clock().wake_at(at));
-        let timers = [recheck, deadline, self.rests_until()];
-        timers.into_iter().flatten().min()
+        // While the driver leaves its pipes out it must look again, also if their rest has ended just now.
+        let rest = self.rests_until();
+        let rest = rest.or_else(|| self.is_resting.then(Instant::now));
+        [recheck, deadline, rest].into_iter().flatten().min()
     }
 
     /// Reaps the process if it has ended, and notes how much of its output is still in the pipes.
@@ -558,7 +560,8 @@ impl Pump {
 
     /// Polls the client, the pidfd, the input and the two outputs, in this order.
     fn poll(&self, client: &dyn Client, reading: bool, wake_at: Instant) -> [Events; 5] {
-        let rests = self.rests_until().is_some();
+        let rest = self.rests_until();
+        let rests = rest.is_some();
         let output = |stream| {
             let output = self.output(stream).filter(|_| reading && !rests);
             PollEntry::new(output, Events::READABLE)
@@ -570,7 +573,8 @@ impl Pump {
             output(Stream::Stdout),
             output(Stream::Stderr),
         ];
-        let until = self.timer().into_iter().chain([wake_at]).min();
+        let timers = [self.timer(), rest, Some(wake_at)];
+        let until = timers.into_iter().flatten().min();
         let mut limit = until.map(|until| until.saturating_duration_since(Instant::now()));
         if reading && Stream::ALL.iter().any(|stream| self.left(*stream) > 0) {
             // A terminal may be empty already; then no event would end the wait.

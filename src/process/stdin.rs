@@ -138,6 +138,8 @@ impl StdinWriter {
             return Err(closed(&self.process));
         };
         if self.pace.rests_until().is_some() {
+            // That nothing is taken is no fault of the process.
+            self.taken_at = Instant::now();
             return Ok(0);
         }
         self.pace.begin();
@@ -189,7 +191,8 @@ impl StdinWriter {
         let rests_until = self.pace.rests_until();
         let rest = rests_until.map(|until| until.saturating_duration_since(Instant::now()));
         let limit = is_terminal.then_some(TYPING_INTERVAL).or(rest);
-        let pidfd = self.process.pidfd();
+        // While the pipe rests it is not known whether there is room in it.
+        let pidfd = self.process.pidfd().filter(|_| rest.is_none());
         let mut entries = [
             PollEntry::new(self.descriptor(), Events::WRITABLE),
             PollEntry::new(pidfd.as_ref().map(|pidfd| pidfd.as_fd()), Events::READABLE),
@@ -199,7 +202,8 @@ impl StdinWriter {
         let [writable, ended, client_events] = entries.map(|entry| entry.events());
         client.ready(client_events).map_err(|_| disconnected())?;
         // What the process has left behind may read its pipe, but a terminal goes with its session.
-        if (ended.any() || pidfd.is_none()) && (is_terminal || !writable.any()) {
+        let has_ended = ended.any() || (pidfd.is_none() && rest.is_none());
+        if has_ended && (is_terminal || !writable.any()) {
             self.end = None;
         }
         Ok(())

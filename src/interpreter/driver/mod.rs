@@ -356,7 +356,9 @@ impl Driver {
         let pause = self.paused_until.filter(|_| is_reading);
         let pause = pause.map(|until| until.saturating_duration_since(Instant::now()));
         let pause = pause.filter(|pause| !pause.is_zero());
-        let has_outputs = is_reading && pause.is_none() && self.pump.rests_until().is_none();
+        let rest = self.pump.rests_until().filter(|_| is_reading);
+        let rest = rest.map(|until| until.saturating_duration_since(Instant::now()));
+        let has_outputs = is_reading && pause.is_none() && rest.is_none();
         let output = |stream| {
             let pipe = self.pump.output(stream).filter(|_| has_outputs);
             PollEntry::new(pipe, Events::READABLE)
@@ -374,7 +376,7 @@ impl Driver {
         let unread = self
             .unread_until
             .map(|until| until.saturating_duration_since(Instant::now()));
-        let limits = [limit, interval, pause, unread];
+        let limits = [limit, interval, pause, unread, rest];
         poll(&mut entries, limits.into_iter().flatten().min());
         entries.map(|entry| entry.events())
     }

@@ -395,6 +395,43 @@ while True: os.write(1, bytes(65536))";
     });
 }
 
+/// Their pipes rest, and are read to the end all the same.
+#[test]
+fn output_that_is_costly_to_read_arrives_whole() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let code = "import os, select
+outputs = [os.dup(1) for _ in range(100)]
+waiting = [select.epoll() for _ in range(500)]
+for one in waiting:
+    for output in outputs: one.register(output, select.EPOLLOUT | select.EPOLLET)
+for _ in range(100): os.write(1, bytes(65536))";
+    let body = json!({ "cmd": ["python3", "-c", code] });
+    let spawned: Vec<_> = (0..3).map(|_| sandbox.spawn(&body)).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let ran = sandbox.exec(&body);
+                assert_eq!(ran.code(), Some(0), "{}", ran.stderr);
+                assert_eq!(ran.stdout.len(), 100 * 65536);
+            });
+        }
+    });
+    for process in spawned {
+        let route = format!(
+            "processes/{}/wait?timeout=60",
+            process["id"].as_str().unwrap()
+        );
+        let ended = sandbox.get(&route).json();
+        assert_eq!(ended["running"], false, "{ended}");
+        assert_eq!(ended["stdout_bytes"], 100 * 65536, "{ended}");
+    }
+    sandbox.delete();
+}
+
 /// What a request that nobody reads keeps of an ended run is its sandbox's own.
 #[test]
 fn logs_of_former_runs_push_out_nobody_elses() {
