@@ -109,7 +109,12 @@ impl PrivateRoot {
             })?;
         Ok(Arc::new(Self {
             first,
-            tree: trees::keep(tree),
+            // Whoever closes one that is not durable waits for nothing.
+            tree: if spec.is_volatile {
+                Arc::new(tree)
+            } else {
+                trees::keep(tree)
+            },
             user: spec.user.as_deref().unwrap_or(USUAL_ACCOUNT).to_owned(),
             directory: spec.directory.clone(),
             users: Mutex::new((max_processes, Arc::new(users))),

@@ -1,8 +1,8 @@
-//! The trees of private roots. Each stays open until nobody uses it, and is closed by a thread that nobody waits for.
+//! The trees of private roots that are durable. Each stays open until nobody uses it, and is closed by a thread that nobody waits for.
 //!
 //! Whoever closes an overlay last has the kernel write back the whole file system that its changes are on (`ovl_sync_fs` in
 //! fs/overlayfs/super.c). That takes as long as others write there, and cannot be interrupted. So no request and none of
-//! the server's own threads may be the last one: another reference is kept here. What is not durable is closed without that.
+//! the server's own threads may be the last one: another reference is kept here.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -61,11 +61,14 @@ pub fn close_unused_trees() {
 pub fn check_waiting_trees() -> Result<()> {
     let waiting = |trees: &Trees| trees.kept.iter().filter(|tree| is_unused(tree)).count();
     let waiting = waiting(&lock(&TREES));
-    if waiting > 0 {
+    let descriptors = sys::limits(libc::RLIMIT_NOFILE).rlim_cur / 8;
+    let most = MOST_WAITING.min(usize::try_from(descriptors).unwrap_or(MOST_WAITING));
+    // Otherwise the maintenance does it, mostly when nothing is made: a process that is being started has a copy of each
+    // descriptor for a moment, and would close the last one.
+    if waiting > most / 2 {
         close_unused_trees();
     }
-    let descriptors = sys::limits(libc::RLIMIT_NOFILE).rlim_cur / 8;
-    if waiting < MOST_WAITING.min(usize::try_from(descriptors).unwrap_or(MOST_WAITING)) {
+    if waiting < most {
         return Ok(());
     }
     let text = format!(
@@ -98,11 +101,14 @@ mod tests {
     use std::io::{ErrorKind, Write};
     use std::time::{Duration, Instant};
 
+    use nix::fcntl::{FcntlArg, OFlag};
+
     use super::*;
 
     #[test]
     fn whoever_drops_a_tree_does_not_close_it() {
         let (read, mut write) = std::io::pipe().unwrap();
+        nix::fcntl::fcntl(&write, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
         let tree = keep(read.into());
         let other = Arc::clone(&tree);
         drop(tree);

@@ -20,7 +20,6 @@ use super::{Host, Sandbox, Shortage};
 use crate::clock::now_ms;
 use crate::confine::{
     DeviceRequest, Devices, FileIdentity, FileView, Grants, Home, SandboxSettings,
-    check_waiting_trees,
 };
 use crate::egress::Exits;
 use crate::error::{Error, Kind, Result};
@@ -186,7 +185,7 @@ impl Host {
     /// The root of a new sandbox, and what keeps the snapshot that it is made of; `None` for the machine's.
     ///
     /// # Errors
-    /// `Unavailable`, with the reason; `Invalid` if it does not go with what else is asked for; `OverLimit`.
+    /// `Unavailable`, with the reason; `Invalid` if it does not go with what else is asked for.
     fn root_of(&self, spec: &SandboxSpec) -> Result<(Option<RootSpec>, Option<Pin>)> {
         let (template, user, is_usual, is_volatile) = match &spec.root_choice {
             RootChoice::Private {
@@ -208,7 +207,6 @@ impl Host {
             let text = "read_only_paths and read_write_paths do not go with root private, which sees no path of the machine";
             return Err(Error::invalid(text));
         }
-        check_waiting_trees()?;
         let (template, pin) = self.roots.choose(template, &self.budget)?;
         let snapshot = pin.as_ref().map(Pin::snapshot);
         let settings = snapshot.map(|snapshot| &snapshot.settings);

@@ -18,7 +18,7 @@ use super::store::{self, MACHINE, Pin, Store};
 use super::{Homes, leftovers};
 use crate::codec::sort::sort;
 use crate::config::HostSettings;
-use crate::confine::{Policy, PrivateRoot, root_unavailable};
+use crate::confine::{Policy, PrivateRoot, check_waiting_trees, root_unavailable};
 use crate::error::{Error, Kind, Result};
 use crate::limits::ledger::{Budget, Ledger};
 use crate::logging;
@@ -159,7 +159,11 @@ impl Roots {
             if !nix::unistd::geteuid().is_root() {
                 return Err(root_unavailable("the server does not run as root"));
             }
-            let spec = RootSpec::default();
+            // So that it is gone at once.
+            let spec = RootSpec {
+                is_volatile: true,
+                ..RootSpec::default()
+            };
             let first = self.block_of(user).ok_or_else(no_ids)?;
             let home = homes.make_trial_root(user)?;
             let trial = self.store.open_trial()?;
@@ -170,7 +174,7 @@ impl Roots {
             let made = PrivateRoot::new(trial.as_fd(), home.as_fd(), first, &spec, 1)?;
             policy.try_root(&made)
         })();
-        // It is mounted until the maintenance closes it, in no directory.
+        // All that is mounted there is gone by now.
         let _ = homes.remove_trial();
         self.store.remove_trial();
         if let Err(error) = tried {
@@ -352,7 +356,7 @@ impl Roots {
     /// Puts a root together, for a run with so many processes at most.
     ///
     /// # Errors
-    /// `Unavailable`; `NoIds`; `NotFound` if there is no such template any more; `System`.
+    /// `Unavailable`; `OverLimit`; `NoIds`; `NotFound` if there is no such template any more; `System`.
     pub(super) fn make(
         &self,
         root: &RootSpec,
@@ -361,6 +365,7 @@ impl Roots {
         max_processes: u64,
     ) -> Result<Arc<PrivateRoot>> {
         self.check()?;
+        check_waiting_trees()?;
         let first = self.block_of(user).ok_or_else(no_ids)?;
         if let Some(id) = &root.snapshot {
             let tree = self.store.open_tree(id)?;
