@@ -72,7 +72,8 @@ fn used(sandbox: &Sandbox<'_>) -> BTreeMap<i32, Duration> {
         .collect()
 }
 
-/// Nothing runs for a while, and no process comes or goes.
+/// Nothing runs for a while, and no process comes or goes. One that was executing a program when it was stopped may be root's
+/// for a moment (proc(5)), and is seen only later: it has used nothing.
 #[track_caller]
 fn assert_still(sandbox: &Sandbox<'_>, time: Duration) {
     assert_eq!(moving(sandbox), Vec::<String>::new());
@@ -82,7 +83,9 @@ fn assert_still(sandbox: &Sandbox<'_>, time: Duration) {
         thread::sleep(Duration::from_millis(20));
         assert_eq!(moving(sandbox), Vec::<String>::new());
     }
-    assert_eq!(used(sandbox), before);
+    let mut after = used(sandbox);
+    after.retain(|pid, time| before.contains_key(pid) || !time.is_zero());
+    assert_eq!(after, before);
 }
 
 /// Programs that do what is hard to stop: about a hundred processes.
