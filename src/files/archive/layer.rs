@@ -17,12 +17,11 @@ use nix::sys::stat::Mode;
 use super::input::{Input, Reader};
 use super::members::Members;
 use super::parts::parts;
-use super::unpack::{ENTRY_BYTES, Kept, Take, Unpacked, WHITEOUT};
+use super::unpack::{ENTRY_BYTES, Kept, Take, Unpacked, WHITEOUT, remove};
 use crate::codec::gzip::{self, DECODER_BYTES, Decoder};
 use crate::error::{Error, Kind, Result};
 use crate::files::entry::DIRECTORY;
 use crate::files::hash::{Digest, Hasher};
-use crate::files::home::remove_home_while;
 use crate::files::name::{Tree, show};
 use crate::files::root::Files;
 use crate::limits::ledger::{Item, Ledger};
@@ -136,16 +135,6 @@ fn clear(directory: &OwnedFd, members: &mut Members<'_>) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Removes a file, or a directory with all that is in it. Gives way before each name.
-pub(super) fn remove(directory: &OwnedFd, name: &[u8], members: &mut Members<'_>) -> Result<()> {
-    let mut passed = Ok(());
-    remove_home_while(directory, name, &mut || {
-        passed = members.give_way();
-        passed.is_ok()
-    })?;
-    passed
 }
 
 impl Layer {

@@ -25,7 +25,6 @@ use super::attributes::Attributes;
 use super::header::Time;
 use super::input::Input;
 use super::known::Known;
-use super::layer::remove;
 use super::members::{Member, MemberKind, Members};
 use super::parts::parts;
 use super::staging::{StagedFile, StagingTree};
@@ -36,6 +35,7 @@ use crate::files::SkipReason;
 use crate::files::condition::Turn;
 use crate::files::describe::Attribute;
 use crate::files::entry::{DIRECTORY, FileKind, Identity};
+use crate::files::home::remove_home_while;
 use crate::files::name::{FilePath, show};
 use crate::files::rename::replace_by;
 use crate::files::root::{Files, Missing, Root};
@@ -965,4 +965,14 @@ fn status_of(directory: &OwnedFd, name: &[u8]) -> nix::Result<Option<FileStat>> 
 
 fn refused(why: &str) -> Error {
     Error::new(Kind::BadArchive, format!("cannot unpack a member: {why}"))
+}
+
+/// Removes a file, or a directory with all that is in it. Gives way before each name.
+pub(super) fn remove(directory: &OwnedFd, name: &[u8], members: &mut Members<'_>) -> Result<()> {
+    let mut passed = Ok(());
+    remove_home_while(directory, name, &mut || {
+        passed = members.give_way();
+        passed.is_ok()
+    })?;
+    passed
 }
