@@ -254,24 +254,31 @@ fn files_that_need_not_be_durable_outlast_all_but_the_machine() {
     next.place = Some(place);
 }
 
+/// Starts a server whose homes are on a small disk. Skips a test that cannot run here.
+macro_rules! needs_small_disk {
+    ($template:ident, $disk:ident, $homes:ident, $server:ident) => {
+        if !is_root() {
+            skip!("needs root");
+        }
+        let Some($template) = Template::new() else {
+            skip!("there is no {}", super::BUSYBOX);
+        };
+        let $disk = TempDir::new();
+        let Some(_mounted) = Mount::tmpfs($disk.path(), "size=64m,nr_inodes=2000,mode=755") else {
+            skip!("cannot mount a small disk here");
+        };
+        let $homes = $disk.join("homes");
+        let $server = $template.builder().env("SBX_HOMES_DIR", &$homes).start();
+        if let Some(why) = super::lack(&$server) {
+            skip!("{why}");
+        }
+    };
+}
+
 /// What one tenant has done to the disk puts nobody's sandbox aside, and whoever manages the host can end it.
 #[test]
 fn a_start_on_a_full_disk_keeps_what_there_is() {
-    if !is_root() {
-        skip!("needs root");
-    }
-    let Some(template) = Template::new() else {
-        skip!("there is no {}", super::BUSYBOX);
-    };
-    let disk = TempDir::new();
-    let Some(_mounted) = Mount::tmpfs(disk.path(), "size=64m,nr_inodes=2000,mode=755") else {
-        skip!("cannot mount a small disk here");
-    };
-    let homes = disk.join("homes");
-    let server = template.builder().env("SBX_HOMES_DIR", &homes).start();
-    if let Some(why) = super::lack(&server) {
-        skip!("{why}");
-    }
+    needs_small_disk!(template, disk, homes, server);
     let victim = root(&server);
     victim.sh("echo kept > /kept");
     let (kept, ids) = (victim.id.clone(), victim.ids.clone());
@@ -307,21 +314,7 @@ fn a_start_on_a_full_disk_keeps_what_there_is() {
 /// The last blocks and the last names are missed in other ways, and at other steps, than a full disk is.
 #[test]
 fn a_start_on_a_nearly_full_disk_keeps_what_there_is() {
-    if !is_root() {
-        skip!("needs root");
-    }
-    let Some(template) = Template::new() else {
-        skip!("there is no {}", super::BUSYBOX);
-    };
-    let disk = TempDir::new();
-    let Some(_mounted) = Mount::tmpfs(disk.path(), "size=64m,nr_inodes=2000,mode=755") else {
-        skip!("cannot mount a small disk here");
-    };
-    let homes = disk.join("homes");
-    let server = template.builder().env("SBX_HOMES_DIR", &homes).start();
-    if let Some(why) = super::lack(&server) {
-        skip!("{why}");
-    }
+    needs_small_disk!(template, disk, homes, server);
     let sandbox = root(&server);
     sandbox.sh("echo kept > /kept");
     let target = format!("/v1/sandboxes/{}", sandbox.id);

@@ -8,34 +8,15 @@ use serde_json::Value;
 
 use super::images::of_layer;
 use super::{
-    Member, SNAPSHOTS, archive, check_tidy, file, id_of, listed, made, needs_store, put, store,
-    store_of, with,
+    Member, SNAPSHOTS, archive, begin, check_tidy, file, id_of, listed, made, needs_store, put,
+    store, store_of, with,
 };
 use crate::archives::Tar;
 use crate::faults::panics::{faulty_program, start};
 use crate::files::Mount;
-use crate::fixture::{
-    Connection, PATIENCE, Server, TempDir, assert_error, names_in, random_bytes, wait_until,
-};
+use crate::fixture::{PATIENCE, Server, TempDir, assert_error, names_in, random_bytes, wait_until};
 use crate::host::in_place_of;
 use crate::skip;
-
-/// Begins to send an archive, and returns when the server unpacks it.
-fn begin(server: &Server, name: &str, archive: &[u8], end: usize) -> Connection {
-    let before = names_in(store(server)).len();
-    let mut connection = server.connect();
-    let token = server.token.as_deref().unwrap();
-    let head = format!(
-        "PUT {SNAPSHOTS}?name={name} HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: {token}\r\nContent-Length: {}\r\n\r\n",
-        archive.len()
-    );
-    connection.send(head.as_bytes());
-    connection.send(&archive[..end]);
-    wait_until("it has begun", PATIENCE, || {
-        names_in(store(server)).len() > before
-    });
-    connection
-}
 
 #[test]
 fn zeros_of_a_root_take_no_room_on_the_disk() {

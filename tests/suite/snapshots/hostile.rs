@@ -6,8 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use serde_json::Value;
 
 use super::{
-    Member, SNAPSHOTS, archive, attributes_of, file, id_of, listed, made, needs_store, put, store,
-    with,
+    Member, SNAPSHOTS, archive, attributes_of, begin, file, id_of, listed, made, needs_store, put,
+    store, with,
 };
 use crate::archives::Tar;
 use crate::fixture::{PATIENCE, Server, TempDir, assert_error, names_in, wait_until};
@@ -170,18 +170,7 @@ fn an_archive_that_is_cut_anywhere_leaves_nothing() {
     }
     // The client is gone in the middle.
     for end in [10, 600, 1500] {
-        let mut connection = server.connect();
-        let token = server.token.as_deref().unwrap();
-        let head = format!(
-            "PUT {SNAPSHOTS}?name=a HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: {token}\r\nContent-Length: {}\r\n\r\n",
-            whole.len()
-        );
-        connection.send(head.as_bytes());
-        connection.send(&whole[..end]);
-        wait_until("it has begun", PATIENCE, || {
-            !names_in(store(&server)).is_empty()
-        });
-        drop(connection);
+        drop(begin(&server, "a", &whole, end));
         check_nothing_left(&server, "gone");
     }
     let missing = server.request("PUT", &format!("{SNAPSHOTS}?name=a"), b"");

@@ -8,8 +8,8 @@ use std::os::unix::fs::MetadataExt;
 use serde_json::{Value, json};
 
 use super::{
-    Member, SNAPSHOTS, archive, check_tidy, file, id_of, listed, made, needs_store, put, store,
-    with,
+    Member, SNAPSHOTS, archive, check_tidy, file, id_of, listed, made, needs_store, put, send,
+    store, with,
 };
 use crate::archives::{Tar, hostile::gzip};
 use crate::faults::panics::{faulty_program, start};
@@ -471,15 +471,7 @@ fn a_stream_that_ends_at_a_boundary_of_a_layer_leaves_nothing() {
             let reply = put(&server, "a", &whole[..end]);
             assert_error(&reply, 400, "bad_archive");
             // The client is gone, with all of the rest announced.
-            let mut connection = server.connect();
-            let token = server.token.as_deref().unwrap();
-            let head = format!(
-                "PUT {SNAPSHOTS}?name=a HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: {token}\r\nContent-Length: {}\r\n\r\n",
-                whole.len()
-            );
-            connection.send(head.as_bytes());
-            connection.send(&whole[..end]);
-            drop(connection);
+            drop(send(&server, "a", &whole, end));
         }
         wait_until("nothing is left", PATIENCE, || {
             names_in(store(&server)).is_empty()

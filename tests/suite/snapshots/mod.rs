@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use crate::archives::Tar;
-use crate::fixture::{HostPlace, PATIENCE, Reply, Server, names_in, wait_until};
+use crate::fixture::{Connection, HostPlace, PATIENCE, Reply, Server, names_in, wait_until};
 
 /// Starts a host that can have snapshots of roots. Skips a test that cannot run here.
 macro_rules! needs_store {
@@ -90,6 +90,29 @@ pub(crate) fn file<'a>(name: &'a str, content: &'a [u8]) -> Member<'a> {
 
 pub(crate) fn put(server: &Server, name: &str, archive: &[u8]) -> Reply {
     server.put(&format!("{SNAPSHOTS}?name={name}"), archive)
+}
+
+/// Sends the beginning of an archive, and announces all of it.
+pub(crate) fn send(server: &Server, name: &str, archive: &[u8], end: usize) -> Connection {
+    let mut connection = server.connect();
+    let token = server.token.as_deref().unwrap();
+    let head = format!(
+        "PUT {SNAPSHOTS}?name={name} HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: {token}\r\nContent-Length: {}\r\n\r\n",
+        archive.len()
+    );
+    connection.send(head.as_bytes());
+    connection.send(&archive[..end]);
+    connection
+}
+
+/// The same, and returns when the server unpacks it.
+pub(crate) fn begin(server: &Server, name: &str, archive: &[u8], end: usize) -> Connection {
+    let before = names_in(store(server)).len();
+    let connection = send(server, name, archive, end);
+    wait_until("it has begun", PATIENCE, || {
+        names_in(store(server)).len() > before
+    });
+    connection
 }
 
 /// Makes a snapshot.
