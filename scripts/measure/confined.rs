@@ -19,6 +19,16 @@ use super::program::Scratch;
 /// A user that no server here gives.
 const OWN_USER: u32 = 17_999;
 
+/// A process that borrows this one's memory until it has ended, in the namespaces of a sandbox.
+pub const NAMESPACES: CloneFlags = CloneFlags::CLONE_VM
+    .union(CloneFlags::CLONE_VFORK)
+    .union(CloneFlags::CLONE_NEWNS)
+    .union(CloneFlags::CLONE_NEWPID)
+    .union(CloneFlags::CLONE_NEWIPC)
+    .union(CloneFlags::CLONE_NEWNET)
+    .union(CloneFlags::CLONE_NEWUTS)
+    .union(CloneFlags::CLONE_NEWCGROUP);
+
 /// The same work without a server.
 pub struct Floor {
     home: PathBuf,
@@ -104,16 +114,8 @@ pub fn run_true() {
 #[allow(unsafe_code)]
 pub fn make_namespaces() {
     let mut stack = vec![0; 64 << 10];
-    let flags = CloneFlags::CLONE_VM
-        | CloneFlags::CLONE_VFORK
-        | CloneFlags::CLONE_NEWNS
-        | CloneFlags::CLONE_NEWPID
-        | CloneFlags::CLONE_NEWIPC
-        | CloneFlags::CLONE_NEWNET
-        | CloneFlags::CLONE_NEWUTS
-        | CloneFlags::CLONE_NEWCGROUP;
     // SAFETY: as in `in_child`; there are no steps.
-    let made = unsafe { clone(Box::new(|| 0), &mut stack, flags, Some(libc::SIGCHLD)) };
+    let made = unsafe { clone(Box::new(|| 0), &mut stack, NAMESPACES, Some(libc::SIGCHLD)) };
     Floor::wait(made.unwrap());
 }
 

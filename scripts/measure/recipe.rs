@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::sys::wait::waitpid;
 
-use super::confined::Floor;
+use super::confined::{Floor, NAMESPACES};
 use super::program::Scratch;
 
 /// The first id of the block that the recipe uses.
@@ -63,21 +63,13 @@ impl Recipe {
         let lower = mapped(&self.template, &users);
         let own = mapped(&own, &users);
         let overlay = overlay(&lower, &own);
-        let flags = CloneFlags::CLONE_VM
-            | CloneFlags::CLONE_VFORK
-            | CloneFlags::CLONE_NEWNS
-            | CloneFlags::CLONE_NEWPID
-            | CloneFlags::CLONE_NEWIPC
-            | CloneFlags::CLONE_NEWNET
-            | CloneFlags::CLONE_NEWUTS
-            | CloneFlags::CLONE_NEWCGROUP;
         let mut stack = vec![0; 64 << 10];
         // SAFETY: this thread stands still until the new process has ended, which makes system calls only.
         let made = unsafe {
             clone(
                 Box::new(|| enter(&overlay)),
                 &mut stack,
-                flags,
+                NAMESPACES,
                 Some(libc::SIGCHLD),
             )
         };
